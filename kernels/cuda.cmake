@@ -15,9 +15,11 @@ target_link_libraries(weightwire_cuda PRIVATE weightwire_flags weightwire_kernel
 target_include_directories(weightwire_cuda SYSTEM PRIVATE ${XXHASH_INCLUDE_DIR})
 target_link_options(weightwire_cuda PRIVATE -Wl,--no-undefined
                     -Wl,--version-script=${CMAKE_CURRENT_SOURCE_DIR}/cuda.map)
-# Division and denormals as on the CPU; these are nvcc's defaults and must stay so.
+# Division, denormals and sums of products as on the CPU. Of the host's functions device code may call
+# those that are constexpr; of others nvcc would only warn, and make what is not defined.
 target_compile_options(weightwire_cuda PRIVATE
-                       $<$<COMPILE_LANGUAGE:CUDA>:-prec-div=true -ftz=false>)
+                       "$<$<COMPILE_LANGUAGE:CUDA>:-prec-div=true;-ftz=false;-fmad=false>"
+                       "$<$<COMPILE_LANGUAGE:CUDA>:--expt-relaxed-constexpr;-Werror=cross-execution-space-call>")
 set_target_properties(weightwire_cuda PROPERTIES
                       CUDA_RUNTIME_LIBRARY Static LINK_DEPENDS ${CMAKE_CURRENT_SOURCE_DIR}/cuda.map
                       LIBRARY_OUTPUT_DIRECTORY ${CMAKE_BINARY_DIR}/lib)

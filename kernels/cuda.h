@@ -1,9 +1,8 @@
 /* C interface of libweightwire_cuda.so: device memory that processes of one host share, and the
- * kernels of kernels/kernels.h, kernels/quantize.h and kernels/delta.h on it, with the same results
- * bit for bit.
- * UNTESTED ON HARDWARE: the arithmetic is tested on the CPU (tests/unit/kernels/device_test.cc),
- * the launches on no GPU yet (`ctest -L gpu`). tests/support/fake_cuda is the same interface
- * without a GPU.
+ * kernels of kernels/kernels.h, kernels/quantize.h, kernels/four_bit.h and kernels/delta.h on it,
+ * with the same results bit for bit. UNTESTED ON HARDWARE: the arithmetic is tested on the CPU
+ * (tests/unit/kernels/device_test.cc), the launches on no GPU yet (`ctest -L gpu`).
+ * tests/support/fake_cuda is the same interface without a GPU.
  *
  * The library needs neither gRPC nor a driver to be loaded: dlopen works on any host, and where no
  * device can be used every call that needs one answers WW_CUDA_NO_DEVICE. No exception leaves it.
@@ -26,7 +25,7 @@ extern "C" {
 #endif
 
 /* Changes with every change of what is below. Compare it first. */
-#define WW_CUDA_ABI_VERSION 4
+#define WW_CUDA_ABI_VERSION 5
 
 enum {
   WW_CUDA_OK = 0,
@@ -90,6 +89,25 @@ typedef struct {
   int32_t from;
   int32_t scale; /* a kernels::ScaleKind */
 } ww_cuda_quantize_job;
+
+/* Groups of four bits along the rows of a matrix, as kernels/four_bit.h has them. One of codes and
+ * scales may be null: it is not made then. Strides: of rows and of what follows in a row, in
+ * elements of the source, in units of code_bytes, and in scales. */
+typedef struct {
+  void* codes;
+  void* scales;
+  const void* source;
+  int64_t rows;
+  int64_t columns; /* a multiple of `group` */
+  int64_t group;   /* a multiple of 8, at most 256 */
+  int64_t source_stride[2];
+  int64_t code_stride[2];
+  int64_t scale_stride[2];
+  int32_t code_bytes; /* 1: units of two codes; 4: of eight, as one little-endian number */
+  int32_t from;
+  int32_t kind; /* a kernels::FourBitKind */
+  float global; /* kNvFp4's: above 0, or NaN; of others ignored */
+} ww_cuda_four_bit_job;
 
 typedef struct {
   int64_t gap_bytes;
@@ -188,6 +206,9 @@ int32_t ww_cuda_sum(int32_t device, ww_cuda_stream stream, const ww_cuda_sum_job
 /* kernels::QuantizeE4M3 of each job. */
 int32_t ww_cuda_quantize(int32_t device, ww_cuda_stream stream, const ww_cuda_quantize_job* jobs,
                          size_t count);
+/* kernels::QuantizeFourBit of each job, whose rows may lie apart. */
+int32_t ww_cuda_quantize_four_bit(int32_t device, ww_cuda_stream stream,
+                                  const ww_cuda_four_bit_job* jobs, size_t count);
 
 /* Of the scratch memory of one job, for a known order and elements from 0; else 0. */
 int64_t ww_cuda_delta_scratch_bytes(int32_t order, int64_t elements);

@@ -3,6 +3,7 @@
 #include <xxhash.h>
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstring>
 
@@ -75,6 +76,35 @@ const char* Wrong(const ww_cuda_quantize_job& job) {
       ScaleBytes(static_cast<ScaleKind>(job.scale), static_cast<Element>(job.from));
   bool aligned = (job.scale_inv == nullptr || Aligned(job.scale_inv, scale_bytes)) &&
                  Aligned(job.source, ElementBytes(static_cast<Element>(job.from)));
+  return aligned ? nullptr : "a pointer is null or not aligned to its elements";
+}
+
+const char* Wrong(const ww_cuda_four_bit_job& job) {
+  if (job.from < WW_BF16 || job.from > WW_F32) return "only bf16, fp16 and fp32 can be quantized";
+  if (job.kind < 0 || job.kind > static_cast<int32_t>(kLastFourBitKind)) {
+    return "no such kind of four bits";
+  }
+  if (job.group < 8 || job.group > 256 || job.group % 8 != 0) {
+    return "groups must be of 8 to 256 elements, a multiple of 8";
+  }
+  if (job.rows < 1 || job.columns < 1 || job.columns % job.group != 0) {
+    return "the matrix needs extents from 1, and whole groups";
+  }
+  if (job.rows > INT64_MAX / job.columns) return "the matrix is larger than any memory";
+  for (const int64_t* stride : {job.source_stride, job.code_stride, job.scale_stride}) {
+    if (std::min(stride[0], stride[1]) < 0) return "strides must be from 0";
+  }
+  if (job.codes == nullptr && job.scales == nullptr) return "codes and scales are null";
+  if (job.code_bytes != 1 && job.code_bytes != 4) return "codes must lie in units of 1 or 4 bytes";
+  const auto kind = static_cast<FourBitKind>(job.kind);
+  const bool above_zero = job.global > 0 && !std::isinf(job.global);
+  if (kind == FourBitKind::kNvFp4 && !above_zero && !std::isnan(job.global)) {
+    return "the global scale must be a number above 0, or NaN";
+  }
+  const auto from = static_cast<Element>(job.from);
+  bool aligned = (job.codes == nullptr || Aligned(job.codes, job.code_bytes)) &&
+                 (job.scales == nullptr || Aligned(job.scales, FourBitScaleBytes(kind, from))) &&
+                 Aligned(job.source, ElementBytes(from));
   return aligned ? nullptr : "a pointer is null or not aligned to its elements";
 }
 
@@ -159,6 +189,23 @@ DeviceQuantize ToDevice(const ww_cuda_quantize_job& job) {
           static_cast<Element>(job.from)};
 }
 
+DeviceFourBit ToDevice(const ww_cuda_four_bit_job& job) {
+  const auto kind = static_cast<FourBitKind>(job.kind);
+  return {static_cast<unsigned char*>(job.codes),
+          static_cast<unsigned char*>(job.scales),
+          static_cast<const unsigned char*>(job.source),
+          job.rows,
+          job.columns / job.group,
+          job.group,
+          {job.source_stride[0], job.source_stride[1]},
+          {job.code_stride[0], job.code_stride[1]},
+          {job.scale_stride[0], job.scale_stride[1]},
+          job.code_bytes,
+          static_cast<Element>(job.from),
+          kind,
+          kind == FourBitKind::kNvFp4 ? job.global : 1.0f};
+}
+
 DeviceDeltaScan ToDevice(const ww_cuda_delta_scan_job& job) {
   return {static_cast<const unsigned char*>(job.base),
           static_cast<const unsigned char*>(job.now),
@@ -238,6 +285,16 @@ int32_t ww_cuda_quantize(int32_t device, ww_cuda_stream stream, const ww_cuda_qu
   return OnDevice(device, "ww_cuda_quantize", [&] {
     return OneByOne(jobs, count, [&](const ww_cuda_quantize_job& job) {
       return LaunchQuantize(ToDevice(job), AsStream(stream));
+    });
+  });
+}
+
+int32_t ww_cuda_quantize_four_bit(int32_t device, ww_cuda_stream stream,
+                                  const ww_cuda_four_bit_job* jobs, size_t count) {
+  if (int32_t bad = CheckJobs(jobs, count, "ww_cuda_quantize_four_bit")) return bad;
+  return OnDevice(device, "ww_cuda_quantize_four_bit", [&] {
+    return OneByOne(jobs, count, [&](const ww_cuda_four_bit_job& job) {
+      return LaunchFourBit(ToDevice(job), AsStream(stream));
     });
   });
 }

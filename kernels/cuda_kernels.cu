@@ -75,6 +75,24 @@ __global__ void __launch_bounds__(kThreads)
   }
 }
 
+/// Some threads of a warp per group, several groups in a block.
+__global__ void __launch_bounds__(kThreads)
+    FourBitKernel(const __grid_constant__ DeviceFourBit job) {
+  const int shared = ThreadsOfGroup(job.group);
+  const int64_t groups = job.rows * job.across;
+  const int64_t here = kThreads / shared;
+  const int64_t step = gridDim.x * here;
+  // All threads of a warp go on, or none: shuffles are of whole warps.
+  for (int64_t first = blockIdx.x * here; first < groups; first += step) {
+    const FourBitUnit unit = FourBitUnitOf(job, first, static_cast<int>(threadIdx.x));
+    uint32_t amax = AmaxOfUnit(unit);
+    for (int other = shared / 2; other > 0; other /= 2) {
+      amax = max(amax, __shfl_xor_sync(kAllLanes, amax, other));
+    }
+    QuantizeUnit(job, unit, amax);
+  }
+}
+
 }  // namespace
 
 cudaError_t LaunchCopies(const CopyBatch& batch, int count, cudaStream_t stream) {
@@ -94,6 +112,13 @@ cudaError_t LaunchSums(const SumBatch& batch, int count, cudaStream_t stream) {
 cudaError_t LaunchQuantize(const DeviceQuantize& job, cudaStream_t stream) {
   const int64_t blocks = std::min(kQuantizeBlocksMax, BlockCount(job.box));
   QuantizeKernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(job);
+  return cudaGetLastError();
+}
+
+cudaError_t LaunchFourBit(const DeviceFourBit& job, cudaStream_t stream) {
+  const int64_t here = kThreads / ThreadsOfGroup(job.group);
+  const int64_t blocks = std::min(kQuantizeBlocksMax, (job.rows * job.across - 1) / here + 1);
+  FourBitKernel<<<static_cast<unsigned>(blocks), kThreads, 0, stream>>>(job);
   return cudaGetLastError();
 }
 

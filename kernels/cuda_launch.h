@@ -24,6 +24,7 @@ struct SumBatch {
 cudaError_t LaunchCopies(const CopyBatch& batch, int count, cudaStream_t stream);
 cudaError_t LaunchSums(const SumBatch& batch, int count, cudaStream_t stream);
 cudaError_t LaunchQuantize(const DeviceQuantize& job, cudaStream_t stream);
+cudaError_t LaunchFourBit(const DeviceFourBit& job, cudaStream_t stream);
 /// `scratch`: DeltaScratchBytes, aligned to 8 bytes.
 cudaError_t LaunchDeltaScan(DeltaOrder order, const DeviceDeltaScan& job, DeltaCounts* counts,
                             void* scratch, cudaStream_t stream);

@@ -3,6 +3,7 @@
 #include <cstdint>
 
 #include "kernels/element.h"
+#include "kernels/four_bit.h"
 #include "kernels/quantize.h"
 #include "kernels/xxh3.h"
 
@@ -44,6 +45,22 @@ struct DeviceQuantize {
   const unsigned char* source;
   QuantizeBox box;
   Element from;
+};
+
+struct DeviceFourBit {
+  unsigned char* codes;   ///< null: not made
+  unsigned char* scales;  ///< null: not made
+  const unsigned char* source;
+  int64_t rows;
+  int64_t across;  ///< groups of a row
+  int64_t group;
+  int64_t source_stride[2];
+  int64_t code_stride[2];  ///< in units of `code_bytes`
+  int64_t scale_stride[2];
+  int32_t code_bytes;
+  Element from;
+  FourBitKind kind;
+  float global;
 };
 
 /// The copy in the widest units that alignment and contiguous runs allow.
@@ -336,6 +353,95 @@ WW_HOST_DEVICE void QuantizeOfThread(const DeviceQuantize& job, const DeviceBloc
     ForUnit(at, job.from, add);
     block.unit == 8 ? StoreAs(to, codes) : StoreAs(to, static_cast<uint32_t>(codes));
   });
+}
+
+/// Of a group of four-bit elements what one thread makes: eight elements, the codes of which are
+/// one number of 32 bits.
+struct FourBitUnit {
+  uint32_t bits[8];  ///< as f32
+  int64_t row;
+  int64_t group;  ///< of its row
+  int64_t first;  ///< among the group's elements; the group's size or more: nothing is made
+};
+
+/// Threads that share a group: a power of two, as shuffles want it, so that some may make nothing.
+WW_HOST_DEVICE int ThreadsOfGroup(int64_t group) {
+  int threads = 1;
+  while (threads * 8 < group) threads *= 2;
+  return threads;
+}
+
+/// What `thread` of those that begin with group number `first_group` makes, read.
+WW_HOST_DEVICE FourBitUnit FourBitUnitOf(const DeviceFourBit& job, int64_t first_group,
+                                         int thread) {
+  const int shared = ThreadsOfGroup(job.group);
+  const int64_t index = first_group + thread / shared;
+  FourBitUnit unit{};
+  unit.first = index < job.rows * job.across ? int64_t{8} * (thread % shared) : job.group;
+  if (unit.first >= job.group) return unit;
+  unit.row = index <= UINT32_MAX && job.across <= UINT32_MAX
+                 ? static_cast<uint32_t>(index) / static_cast<uint32_t>(job.across)
+                 : index / job.across;
+  unit.group = index - unit.row * job.across;
+  const int64_t column = unit.group * job.group + unit.first;
+  const int64_t bytes = DeviceBytes(job.from);
+  const unsigned char* at =
+      job.source + (unit.row * job.source_stride[0] + column * job.source_stride[1]) * bytes;
+  if (job.source_stride[1] != 1 || reinterpret_cast<uintptr_t>(at) % 16 != 0) {
+    for (int i = 0; i < 8; ++i) {
+      unit.bits[i] = LoadF32(at + i * job.source_stride[1] * bytes, job.from);
+    }
+  } else if (job.from == Element::kF32) {
+    const SixteenBytes halves[] = {LoadAs<SixteenBytes>(at), LoadAs<SixteenBytes>(at + 16)};
+    for (int i = 0; i < 8; ++i) {
+      unit.bits[i] = static_cast<uint32_t>(halves[i / 4].words[i / 2 % 2] >> (32 * (i % 2)));
+    }
+  } else {
+    ForUnit(at, job.from, [&](int i, uint32_t bits) { unit.bits[i] = bits; });
+  }
+  return unit;
+}
+
+/// The largest magnitude, as f32 bits.
+WW_HOST_DEVICE uint32_t AmaxOfUnit(const FourBitUnit& unit) {
+  uint32_t amax = 0;
+  for (uint32_t bits : unit.bits) {
+    const uint32_t magnitude = bits & 0x7fffffffu;
+    amax = magnitude > amax ? magnitude : amax;
+  }
+  return amax;
+}
+
+/// Writes the unit's codes and, of a group's first one, the scale, of which the job wants. `amax`
+/// is the whole group's.
+WW_HOST_DEVICE void QuantizeUnit(const DeviceFourBit& job, const FourBitUnit& unit, uint32_t amax) {
+  if (unit.first >= job.group) return;
+  const FourBitScale scale = FourBitScaleOf(amax, job.kind, job.from, job.global);
+  if (unit.first == 0 && job.scales != nullptr) {
+    const int bytes = job.kind == FourBitKind::kInt4 ? DeviceBytes(job.from) : 1;
+    unsigned char* to =
+        job.scales + (unit.row * job.scale_stride[0] + unit.group * job.scale_stride[1]) * bytes;
+    if (bytes == 4) {
+      StoreAs(to, scale.stored);
+    } else if (bytes == 2) {
+      StoreAs(to, static_cast<uint16_t>(scale.stored));
+    } else {
+      *to = static_cast<unsigned char>(scale.stored);
+    }
+  }
+  if (job.codes == nullptr) return;
+  const bool number = amax < kInfinityBits && job.global == job.global;
+  uint32_t codes = job.kind == FourBitKind::kInt4 && !number ? 0x88888888u : 0;
+  for (int i = 0; number && i < 8; ++i) {
+    codes |= FourBits(unit.bits[i], scale.divisor, job.kind, job.from) << (4 * i);
+  }
+  const int64_t bytes = job.code_bytes;
+  const int64_t step = job.code_stride[1] * bytes;
+  unsigned char* to = job.codes + unit.row * job.code_stride[0] * bytes +
+                      (unit.group * job.group + unit.first) / (2 * bytes) * step;
+  const bool together = step == 1 && reinterpret_cast<uintptr_t>(to) % 4 == 0;
+  if (bytes == 4 || together) return StoreAs(to, codes);
+  for (int i = 0; i < 4; ++i) to[i * step] = static_cast<unsigned char>(codes >> (8 * i));
 }
 
 }  // namespace weightwire::kernels::internal

@@ -4,6 +4,7 @@
 #include <array>
 #include <cstring>
 #include <map>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -14,6 +15,7 @@ namespace weightwire::device {
 namespace {
 
 using kernels::Element;
+using kernels::FourBitKind;
 using kernels::QuantizeBox;
 using kernels::StridedBox;
 
@@ -175,9 +177,15 @@ struct Quantizing {
   QuantizeBox box;
   Element from;
   bool codes;
+  std::optional<FourBitKind> four_bits = std::nullopt;
+  int code_bytes = 1;
 
+  /// Elements whose codes lie in one of `code_bytes`.
+  int64_t Packed() const { return four_bits ? 2 * code_bytes : 1; }
   Element made() const {
-    const int bytes = codes ? 1 : kernels::ScaleBytes(box.scale, from);
+    const int bytes = codes       ? code_bytes
+                      : four_bits ? kernels::FourBitScaleBytes(*four_bits, from)
+                                  : kernels::ScaleBytes(box.scale, from);
     return bytes == 1 ? Element::kOpaque1 : bytes == 2 ? Element::kOpaque2 : Element::kOpaque4;
   }
   int64_t Down() const { return (box.rows - 1) / box.block_rows + 1; }
@@ -185,7 +193,8 @@ struct Quantizing {
   /// What is made, packed at its source.
   StridedBox MadeBox() const {
     const int64_t* stride = codes ? box.target_stride : box.scale_stride;
-    const int64_t rows = codes ? box.rows : Down(), columns = codes ? box.columns : Across();
+    const int64_t rows = codes ? box.rows : Down();
+    const int64_t columns = codes ? box.columns / Packed() : Across();
     return {2, {rows, columns}, {columns, 1}, {stride[0], stride[1]}};
   }
   size_t bytes() const {
@@ -193,7 +202,32 @@ struct Quantizing {
   }
 };
 
+/// Row by row: the kernel takes rows that lie together.
+void QuantizeFourBitsOnHost(std::byte* target, const Quantizing& q, const QuantizeBox& box) {
+  const StridedBox made = q.MadeBox();
+  const int64_t* stride = q.codes ? box.target_stride : box.scale_stride;
+  const StridedBox gather{1, {box.columns}, {box.source_stride[1]}, {1}};
+  const StridedBox scatter{1, {made.extent[1]}, {1}, {stride[1]}};
+  const int item = kernels::ElementBytes(q.from), made_item = kernels::ElementBytes(q.made());
+  std::vector<std::byte> row(static_cast<size_t>(box.columns * item));
+  std::vector<std::byte> codes(static_cast<size_t>(box.columns / 2));
+  std::vector<std::byte> scales(
+      static_cast<size_t>(q.Across() * kernels::FourBitScaleBytes(*q.four_bits, q.from)));
+  for (int64_t r = 0; r < box.rows; ++r) {
+    const std::byte* from = q.source.at + r * box.source_stride[0] * item;
+    if (box.source_stride[1] != 1) {
+      kernels::Copy(row.data(), from, gather, q.from, q.from);
+      from = row.data();
+    }
+    kernels::QuantizeFourBit(codes.data(), scales.data(), from, 1, box.columns, box.block_columns,
+                             q.from, *q.four_bits);
+    kernels::Copy(target + r * stride[0] * made_item, q.codes ? codes.data() : scales.data(),
+                  scatter, q.made(), q.made());
+  }
+}
+
 void QuantizeOnHost(std::byte* target, const Quantizing& q, const QuantizeBox& box) {
+  if (q.four_bits) return QuantizeFourBitsOnHost(target, q, box);
   if (q.codes) return kernels::QuantizeE4M3(target, nullptr, q.source.at, box, q.from);
   QuantizeBox read = box;
   read.target_stride[1] = read.source_stride[1];  // of no codes: rows are read where they lie
@@ -201,6 +235,21 @@ void QuantizeOnHost(std::byte* target, const Quantizing& q, const QuantizeBox& b
 }
 
 Status QuantizeOn(Lane& lane, std::byte* target, const Quantizing& q, const QuantizeBox& box) {
+  if (q.four_bits) {
+    return lane.QuantizeFourBit({q.codes ? target : nullptr,
+                                 q.codes ? nullptr : target,
+                                 q.source.at,
+                                 box.rows,
+                                 box.columns,
+                                 box.block_columns,
+                                 {box.source_stride[0], box.source_stride[1]},
+                                 {box.target_stride[0], box.target_stride[1]},
+                                 {box.scale_stride[0], box.scale_stride[1]},
+                                 q.code_bytes,
+                                 Number(q.from),
+                                 static_cast<int32_t>(*q.four_bits),
+                                 1.0f});
+  }
   return lane.Quantize({q.codes ? target : nullptr,
                         q.codes ? nullptr : target,
                         q.source.at,
@@ -250,7 +299,8 @@ Status QuantizeParts(const Quantizing& q, const Lanes& lanes) {
     return static_cast<uint64_t>(count * stride * kernels::ElementBytes(element));
   };
   second.source = q.source + skipped(elements, q.box.source_stride[d], q.from);
-  second.target = q.target + (q.codes ? skipped(elements, q.box.target_stride[d], q.made())
+  const int64_t codes = d == 0 ? elements : elements / q.Packed();
+  second.target = q.target + (q.codes ? skipped(codes, q.box.target_stride[d], q.made())
                                       : skipped(blocks, q.box.scale_stride[d], q.made()));
   WW_RETURN_IF_ERROR(QuantizeParts(first, lanes));
   return QuantizeParts(second, lanes);
@@ -377,6 +427,16 @@ Status QuantizeCodes(Bytes codes, ConstBytes source, const QuantizeBox& box, Ele
 
 Status QuantizeScales(Bytes scale_inv, ConstBytes source, const QuantizeBox& box, Element from) {
   return Quantize({scale_inv, source, box, from, false});
+}
+
+Status QuantizeFourBitCodes(Bytes codes, ConstBytes source, const QuantizeBox& box, Element from,
+                            FourBitKind kind, int code_bytes) {
+  return Quantize({codes, source, box, from, true, kind, code_bytes});
+}
+
+Status QuantizeFourBitScales(Bytes scales, ConstBytes source, const QuantizeBox& box, Element from,
+                             FourBitKind kind) {
+  return Quantize({scales, source, box, from, false, kind});
 }
 
 Result<bool> DeltaScan(kernels::DeltaOrder order, Bytes base, ConstBytes now, size_t elements,

@@ -5,6 +5,7 @@
 #include <span>
 
 #include "kernels/delta.h"
+#include "kernels/four_bit.h"
 #include "kernels/kernels.h"
 #include "kernels/quantize.h"
 #include "server/device/device.h"
@@ -67,6 +68,13 @@ Status QuantizeCodes(Bytes codes, ConstBytes source, const kernels::QuantizeBox&
                      kernels::Element from);
 Status QuantizeScales(Bytes scale_inv, ConstBytes source, const kernels::QuantizeBox& box,
                       kernels::Element from);
+/// kernels::QuantizeFourBit likewise, of kinds without a global scale and groups of 1 ×
+/// `box.block_columns`. Codes lie in units of `code_bytes`, 1 or 4, by which
+/// `box.target_stride` counts.
+Status QuantizeFourBitCodes(Bytes codes, ConstBytes source, const kernels::QuantizeBox& box,
+                            kernels::Element from, kernels::FourBitKind kind, int code_bytes);
+Status QuantizeFourBitScales(Bytes scales, ConstBytes source, const kernels::QuantizeBox& box,
+                             kernels::Element from, kernels::FourBitKind kind);
 
 /// kernels::DeltaScan of two arrays of the host, or of one GPU, into streams of the host. `copy`:
 /// `base` holds `now` in the end, also where the answer is false.

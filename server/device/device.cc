@@ -161,6 +161,11 @@ Status Lane::Quantize(const ww_cuda_quantize_job& job) {
   return device_.Checked(device_.calls().quantize(device_.index_, stream_, &job, 1));
 }
 
+Status Lane::QuantizeFourBit(const ww_cuda_four_bit_job& job) {
+  busy_ = true;
+  return device_.Checked(device_.calls().quantize_four_bit(device_.index_, stream_, &job, 1));
+}
+
 Status Lane::Sum(ww_cuda_sum_job job) { return Sum(std::span(&job, 1)); }
 
 Status Lane::Sum(std::span<ww_cuda_sum_job> jobs) {

@@ -63,6 +63,7 @@ class Lane {
   Status CopyBytes(std::byte* target, const std::byte* source, size_t bytes);
   Status Copy(const ww_cuda_copy_job& job);
   Status Quantize(const ww_cuda_quantize_job& job);
+  Status QuantizeFourBit(const ww_cuda_four_bit_job& job);
   /// The sum is what Wait gives.
   Status Sum(ww_cuda_sum_job job);
   /// Jobs that may run at once: none touches what another one writes.

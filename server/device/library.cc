@@ -80,6 +80,7 @@ Status Library::Find(void* library) {
   find("ww_cuda_copy", calls_.copy);
   find("ww_cuda_sum", calls_.sum);
   find("ww_cuda_quantize", calls_.quantize);
+  find("ww_cuda_quantize_four_bit", calls_.quantize_four_bit);
   find("ww_cuda_delta_scratch_bytes", calls_.delta_scratch_bytes);
   find("ww_cuda_delta_scan", calls_.delta_scan);
   find("ww_cuda_delta_apply", calls_.delta_apply);

@@ -49,6 +49,7 @@ class Library {
     decltype(&::ww_cuda_copy) copy = nullptr;
     decltype(&::ww_cuda_sum) sum = nullptr;
     decltype(&::ww_cuda_quantize) quantize = nullptr;
+    decltype(&::ww_cuda_quantize_four_bit) quantize_four_bit = nullptr;
     decltype(&::ww_cuda_delta_scratch_bytes) delta_scratch_bytes = nullptr;
     decltype(&::ww_cuda_delta_scan) delta_scan = nullptr;
     decltype(&::ww_cuda_delta_apply) delta_apply = nullptr;

@@ -1,65 +1,22 @@
 #include "server/transfer/make.h"
 
 #include <algorithm>
-#include <cstring>
 #include <memory>
-#include <vector>
 
 namespace weightwire::transfer {
 namespace {
 
-template <typename Word>
-void Scatter(std::byte* to, const std::byte* from, int64_t count, int64_t stride) {
-  for (int64_t i = 0; i < count; ++i) {
-    std::memcpy(to + i * stride * static_cast<int64_t>(sizeof(Word)),
-                from + i * static_cast<int64_t>(sizeof(Word)), sizeof(Word));
-  }
-}
-
-// `count` elements of `bytes` each, a stride apart.
-void Scatter(std::byte* to, const std::byte* from, int64_t count, int64_t stride, int bytes) {
-  if (bytes == 1) return Scatter<uint8_t>(to, from, count, stride);
-  if (bytes == 2) return Scatter<uint16_t>(to, from, count, stride);
-  Scatter<uint32_t>(to, from, count, stride);
-}
-
-// Row by row, in host memory (ValidateSlice): the kernel takes rows that lie together.
-void QuantizeFourBits(std::byte* made, const int64_t* stride, const std::byte* source,
-                      const SegmentCopy& copy) {
-  const kernels::QuantizeBox& matrix = copy.matrix;
-  const bool codes = copy.transform == plan::Transform::kCodes;
-  const int item = kernels::ElementBytes(copy.from);
-  const int made_bytes = kernels::ElementBytes(copy.to);
-  const int64_t made_count = copy.box.extent[1];
-  std::vector<std::byte> row(static_cast<size_t>(matrix.columns * item));
-  std::vector<std::byte> code_row(static_cast<size_t>(matrix.columns / 2));
-  std::vector<std::byte> scale_row(
-      static_cast<size_t>(matrix.columns / matrix.block_columns *
-                          kernels::FourBitScaleBytes(*copy.four_bits, copy.from)));
-  for (int64_t r = 0; r < matrix.rows; ++r) {
-    const std::byte* from = source + r * matrix.source_stride[0] * item;
-    if (matrix.source_stride[1] != 1) {
-      kernels::StridedBox gather{1, {matrix.columns}, {matrix.source_stride[1]}, {1}};
-      kernels::Copy(row.data(), from, gather, copy.from, copy.from);
-      from = row.data();
-    }
-    kernels::QuantizeFourBit(code_row.data(), scale_row.data(), from, 1, matrix.columns,
-                             matrix.block_columns, copy.from, *copy.four_bits);
-    Scatter(made + r * stride[0] * made_bytes, codes ? code_row.data() : scale_row.data(),
-            made_count, stride[1], made_bytes);
-  }
-}
-
 // `stride` is of what is made, along `copy.box`.
 Status Quantize(device::Bytes made, const int64_t* stride, device::ConstBytes source,
                 const SegmentCopy& copy) {
-  if (copy.four_bits) {
-    QuantizeFourBits(made.at, stride, source.at, copy);
-    return OkStatus();
-  }
   kernels::QuantizeBox matrix = copy.matrix;
   const bool codes = copy.transform == plan::Transform::kCodes;
   std::copy_n(stride, 2, codes ? matrix.target_stride : matrix.scale_stride);
+  if (copy.four_bits) {
+    return codes ? device::QuantizeFourBitCodes(made, source, matrix, copy.from, *copy.four_bits,
+                                                kernels::ElementBytes(copy.to))
+                 : device::QuantizeFourBitScales(made, source, matrix, copy.from, *copy.four_bits);
+  }
   return codes ? device::QuantizeCodes(made, source, matrix, copy.from)
                : device::QuantizeScales(made, source, matrix, copy.from);
 }

@@ -163,14 +163,7 @@ Status ValidateSide(const plan::CopyOp& op, plan::Side side, const Binding& bind
   const bool fits =
       tensor < binding.size() && binding[tensor].region != nullptr &&
       (is_source ? SourceFits(op, binding[tensor].bytes) : TargetFits(op, binding[tensor].bytes));
-  if (!fits) return Outside(is_source ? "source" : "target", tensor);
-  const bool makes = op.transform != plan::Transform::kElements && layout::IsFourBit(op.rule);
-  if (!makes || binding[tensor].at().device == nullptr) return OkStatus();
-  return Status(Code::kFailedPrecondition, Reason::kDtypeMismatch,
-                "weights of four bits are made in host memory, found a GPU's")
-      .Remedy(
-          "let trainer and engine keep what they share in host memory, or push a checkpoint that "
-          "wwctl convert --quantize made");
+  return fits ? OkStatus() : Outside(is_source ? "source" : "target", tensor);
 }
 
 Status ValidateOp(const plan::CopyOp& op, plan::Side side, const Binding& binding) {

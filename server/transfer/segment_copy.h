@@ -71,7 +71,6 @@ std::string TensorName(const plan::RankSlice& slice, const plan::CopyOp& op);
 /// it is made of what is gathered) and that kernels can do it: what follows trusts it.
 ///   kInvalidArgument / kInvalidRequest  ndim, extents, strides, dtypes or blocks out of range
 ///   kInvalidArgument / kMemoryInvalid   a tensor is not bound, or an op leaves it
-///   kFailedPrecondition / kDtypeMismatch  four bits are to be made in the memory of a GPU
 /// The failure names the tensor.
 Status ValidateSlice(const plan::RankSlice& slice, const Binding& binding);
 

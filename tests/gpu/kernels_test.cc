@@ -9,6 +9,7 @@
 #include "kernels/cuda.h"
 #include "kernels/delta.h"
 #include "kernels/quantize.h"
+#include "tests/unit/kernels/four_bit_oracle.h"
 #include "tests/unit/kernels/oracle.h"
 #include "tests/unit/kernels/quantize_oracle.h"
 #include "tests/unit/kernels/random_box.h"
@@ -149,6 +150,42 @@ TEST_F(OnDevice, QuantizesRandomBoxesLikeTheCpu) {
                              static_cast<int32_t>(c.from),
                              static_cast<int32_t>(box.scale)};
     ASSERT_EQ(ww_cuda_quantize(0, stream_, &job, 1), WW_CUDA_OK) << ww_cuda_error();
+    Wait();
+    EXPECT_TRUE(codes.Content() == want.codes);
+    EXPECT_TRUE(scales.Content() == want.scales);
+  }
+}
+
+// Odd numbers of groups, more of them than a block of threads has, and the oracle's results.
+TEST_F(OnDevice, QuantizesToFourBitsLikeTheOracle) {
+  auto random = SeededGenerator();
+  for (int i = 0; i < 12 * 32 && !HasFailure(); ++i) {
+    const auto kind = static_cast<FourBitKind>(i % 4);
+    const auto from = static_cast<Element>(static_cast<int>(Element::kBF16) + i / 4 % 3);
+    const int64_t group = 8 * (1 + i / 12);
+    const auto across = static_cast<int64_t>(1 + random() % 40);
+    const oracle::FourBitCase c =
+        oracle::RandomFourBitCase(random, kind, from, 1 + i % 9, across, group);
+    SCOPED_TRACE(c.Text());
+    const oracle::Quantized want = oracle::QuantizeFourBits(c);
+    DeviceMemory codes(Bytes(want.codes.size(), 0xa5)), scales(Bytes(want.scales.size(), 0xa5)),
+        source(c.source.source);
+    const int64_t columns = c.source.box.columns;
+    const int32_t code_bytes = i % 8 < 4 ? 1 : 4;
+    const ww_cuda_four_bit_job job{codes.data(),
+                                   scales.data(),
+                                   source.data(),
+                                   c.source.box.rows,
+                                   columns,
+                                   group,
+                                   {columns, 1},
+                                   {columns / 2 / code_bytes, 1},
+                                   {across, 1},
+                                   code_bytes,
+                                   static_cast<int32_t>(from),
+                                   static_cast<int32_t>(kind),
+                                   c.global};
+    ASSERT_EQ(ww_cuda_quantize_four_bit(0, stream_, &job, 1), WW_CUDA_OK) << ww_cuda_error();
     Wait();
     EXPECT_TRUE(codes.Content() == want.codes);
     EXPECT_TRUE(scales.Content() == want.scales);

@@ -14,6 +14,7 @@ import threading
 import numpy as np
 import pytest
 
+import test_quantize_four_bits as four_bits
 from conftest import BINARIES, EngineRanks, Trainer, until
 from demo import checkpoint, oracle
 from demo.fleet import Daemon
@@ -280,6 +281,29 @@ def test_fp8_weights_are_made_whatever_memory_the_floats_are_in(hub, groups, sou
         engine.wait_version(version)
         for name, (_, want) in quantized.items():
             assert np.array_equal(bits(engine.ranks[0].params[name]).view(want.dtype), want), (version, name)
+
+
+@pytest.mark.parametrize("kind, group, intermediate", [("int4", 8, 88), ("mxfp4", 32, 96)])
+@pytest.mark.parametrize("source, target", [(0, 0), (0, 1), (0, None), (None, 1)])
+def test_four_bits_are_made_whatever_memory_the_floats_are_in(hub, groups, source, target, kind, group, intermediate):
+    """down_proj's columns of two ranks cut a group: that is gathered, beside the stage, in its kind of memory."""
+    agent = hub(**lending(), transports="[shm, tcp]")
+    devices = [None if gpu is None else Device(GPUS[gpu], FAKE) for gpu in (source, target)]
+    config = {**CONFIG, "intermediate_size": intermediate}
+    random = np.random.default_rng(4)
+    weights = {name: as_bf16(random.standard_normal(shape, dtype=np.float32)) for name, shape in checkpoint.hf_shapes(config).items()}
+    stored = four_bits.wanted_of({n: (TensorMeta(n, "BF16", a.shape), a) for n, a in weights.items()}, kind, group)
+    shards = [{n: (TensorMeta(n, "BF16", a.shape), np.ascontiguousarray(a)) for n, a in oracle.megatron(config, weights, 2, 1, rank)}
+              for rank in range(2)]
+    trainer = Trainer(agent.agent_socket, config, "megatron:tp2,pp1", shards, devices[0])
+    engine = EngineRanks(agent.agent_socket, "engine-a", four_bits.config_of(config, kind, group), four_bits.SPEC.get(kind, "hf"),
+                         [[TensorMeta(name, dtype, shape) for name, (dtype, shape, _) in stored.items()]], device=devices[1])
+    groups += [trainer, engine]
+    for version in (1, 2):
+        trainer.publish(version)
+        engine.wait_version(version)
+        for name, (_, _, want) in four_bits.moved(stored).items():
+            assert bits(engine.ranks[0].params[name]).tobytes() == want, (version, name)
 
 
 def test_a_snapshot_and_a_late_engine_and_the_sums_of_what_is_served(hub, groups):

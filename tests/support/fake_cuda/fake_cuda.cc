@@ -17,6 +17,7 @@
 #include "kernels/kernels.h"
 #include "kernels/quantize.h"
 #include "tests/support/fake_cuda/fake_memory.h"
+#include "tests/unit/kernels/device_four_bit.h"
 
 namespace weightwire::fake_cuda {
 namespace {
@@ -218,6 +219,46 @@ bool Quantize(const ww_cuda_quantize_job& job) {
     return false;
   }
   kernels::QuantizeE4M3(codes, scales, source, box, from);
+  return true;
+}
+
+/// With the device's own code, thread by thread.
+bool QuantizeFourBit(const ww_cuda_four_bit_job& job) {
+  const auto from = static_cast<Element>(job.from);
+  const auto kind = static_cast<kernels::FourBitKind>(job.kind);
+  const auto at = [&](const void* pointer, int64_t columns, const int64_t* stride, int64_t bytes) {
+    const int64_t last = (job.rows - 1) * stride[0] + (columns - 1) * stride[1];
+    return reinterpret_cast<unsigned char*>(Global().memory.Translate(
+        pointer, static_cast<size_t>((last + 1) * bytes), Reach::kRegistered));
+  };
+  const unsigned char* source =
+      at(job.source, job.columns, job.source_stride, kernels::ElementBytes(from));
+  unsigned char *codes = nullptr, *scales = nullptr;
+  if (job.codes != nullptr) {
+    codes = at(job.codes, job.columns / 2 / job.code_bytes, job.code_stride, job.code_bytes);
+  }
+  if (job.scales != nullptr) {
+    scales = at(job.scales, job.columns / job.group, job.scale_stride,
+                kernels::FourBitScaleBytes(kind, from));
+  }
+  if (source == nullptr || (codes == nullptr) != (job.codes == nullptr) ||
+      (scales == nullptr) != (job.scales == nullptr)) {
+    return false;
+  }
+  kernels::RunFourBit({codes,
+                       scales,
+                       source,
+                       job.rows,
+                       job.columns / job.group,
+                       job.group,
+                       {job.source_stride[0], job.source_stride[1]},
+                       {job.code_stride[0], job.code_stride[1]},
+                       {job.scale_stride[0], job.scale_stride[1]},
+                       job.code_bytes,
+                       from,
+                       kind,
+                       kind == kernels::FourBitKind::kNvFp4 ? job.global : 1.0f},
+                      256);
   return true;
 }
 
@@ -612,6 +653,28 @@ int32_t ww_cuda_quantize(int32_t device, ww_cuda_stream stream, const ww_cuda_qu
   }
   for (size_t i = 0; i < count; ++i) {
     AsStream(stream)->tasks.push_back([job = jobs[i]] { return Quantize(job); });
+  }
+  return WW_CUDA_OK;
+}
+
+int32_t ww_cuda_quantize_four_bit(int32_t device, ww_cuda_stream stream,
+                                  const ww_cuda_four_bit_job* jobs, size_t count) {
+  std::lock_guard lock(Global().mutex);
+  if (int32_t bad = Enter(device, "ww_cuda_quantize_four_bit")) return bad;
+  for (size_t i = 0; i < count; ++i) {
+    const ww_cuda_four_bit_job& job = jobs[i];
+    const auto from = static_cast<Element>(job.from);
+    const bool floats = from == Element::kBF16 || from == Element::kF16 || from == Element::kF32;
+    const bool whole = job.group >= 8 && job.group <= 256 && job.group % 8 == 0 && job.rows > 0 &&
+                       job.columns > 0 && job.columns % job.group == 0;
+    const bool made = job.codes != nullptr || job.scales != nullptr;
+    const bool units = job.code_bytes == 1 || job.code_bytes == 4;
+    if (!made || !whole || !units || !floats || !Aligned(job.source, from)) {
+      return Fail(WW_CUDA_INVALID, "ww_cuda_quantize_four_bit", "nothing is made, or of no groups");
+    }
+  }
+  for (size_t i = 0; i < count; ++i) {
+    AsStream(stream)->tasks.push_back([job = jobs[i]] { return QuantizeFourBit(job); });
   }
   return WW_CUDA_OK;
 }

@@ -10,6 +10,7 @@
 #include <vector>
 
 #include "tests/support/fake_cuda/fake_gpus.h"
+#include "tests/unit/kernels/four_bit_oracle.h"
 #include "tests/unit/kernels/quantize_oracle.h"
 #include "tests/unit/kernels/random_box.h"
 
@@ -118,6 +119,58 @@ TEST_P(DeviceBytes, QuantizeAgreesWithTheOracle) {
     EXPECT_EQ(QuantizeScales(scales.bytes(), source.bytes(), c.box, c.from), OkStatus());
     EXPECT_EQ(codes.Content(), want.codes);
     EXPECT_EQ(scales.Content(), want.scales);
+  }
+}
+
+/// Four bits, with strides on all sides.
+TEST_P(DeviceBytes, FourBitsAreTheOracles) {
+  namespace oracle = kernels::oracle;
+  const auto [source_on, target_on] = GetParam();
+  std::mt19937_64 random(16);
+  constexpr kernels::FourBitKind kKinds[] = {kernels::FourBitKind::kMxFp4,
+                                             kernels::FourBitKind::kMxFp4Rounded,
+                                             kernels::FourBitKind::kInt4};
+  for (int i = 0; i < 90 && !HasFailure(); ++i) {
+    const auto from = static_cast<kernels::Element>(4 + i / 3 % 3);
+    const auto group = static_cast<int64_t>(8 * (1 + random() % 32));
+    const bool large = i % 5 == 0;  // more codes than a lane has room for, of one row or of many
+    const auto rows = static_cast<int64_t>(1 + random() % (large ? 2 : 9));
+    const auto across = static_cast<int64_t>((large ? 32'768 / group : 0) + 1 + random() % 9);
+    const oracle::FourBitCase c =
+        oracle::RandomFourBitCase(random, kKinds[i % 3], from, rows, across, group);
+    SCOPED_TRACE(c.Text());
+    const oracle::Quantized want = oracle::QuantizeFourBits(c);
+    kernels::QuantizeBox box = c.source.box;
+    const int code_bytes = i % 2 == 0 ? 1 : 4;
+    const auto spread = [&](const kernels::Bytes& packed, int64_t bytes, int64_t* stride) {
+      const int64_t columns = std::ssize(packed) / bytes / rows;
+      stride[1] = 1 + static_cast<int64_t>(random() % 2);
+      stride[0] = columns * stride[1] + static_cast<int64_t>(random() % 9);
+      if (random() % 3 == 0) {
+        stride[0] = 1;
+        stride[1] = rows + static_cast<int64_t>(random() % 2);
+      }
+      const int64_t span = (rows - 1) * stride[0] + (columns - 1) * stride[1] + 1;
+      kernels::Bytes made(static_cast<size_t>(span * bytes), 0x5a);
+      for (int64_t e = 0; e < rows * columns; ++e) {
+        const int64_t to = e / columns * stride[0] + e % columns * stride[1];
+        std::memcpy(&made[static_cast<size_t>(to * bytes)], &packed[static_cast<size_t>(e * bytes)],
+                    static_cast<size_t>(bytes));
+      }
+      return made;
+    };
+    const int scale_bytes = kernels::FourBitScaleBytes(c.kind, from);
+    const auto elements = spread(c.source.source, kernels::ElementBytes(from), box.source_stride);
+    const auto codes_wanted = spread(want.codes, code_bytes, box.target_stride);
+    const auto scales_wanted = spread(want.scales, scale_bytes, box.scale_stride);
+    Memory source(source_on, elements, 8 * (random() % 5));
+    Memory codes(target_on, kernels::Bytes(codes_wanted.size(), 0x5a), 4 * (random() % 5));
+    Memory scales(target_on, kernels::Bytes(scales_wanted.size(), 0x5a), 4 * (random() % 5));
+    EXPECT_EQ(QuantizeFourBitCodes(codes.bytes(), source.bytes(), box, from, c.kind, code_bytes),
+              OkStatus());
+    EXPECT_EQ(QuantizeFourBitScales(scales.bytes(), source.bytes(), box, from, c.kind), OkStatus());
+    EXPECT_EQ(codes.Content(), codes_wanted);
+    EXPECT_EQ(scales.Content(), scales_wanted);
   }
 }
 
@@ -326,6 +379,14 @@ TEST(DeviceBytesFailure, NamesTheGpuAndLeavesTheLaneUsable) {
     EXPECT_EQ(quantize().reason(), Reason::kIoError) << call;
     EXPECT_EQ(quantize(), OkStatus());
   }
+  FAKE_CALL(fake_cuda_fail)("ww_cuda_quantize_four_bit", 1);
+  const kernels::QuantizeBox groups = kernels::oracle::PackedQuantizeBox(8, 8, 1, 8);
+  const auto four_bits = [&] {
+    return QuantizeFourBitCodes(codes.bytes(), floats.bytes(), groups, kernels::Element::kBF16,
+                                kernels::FourBitKind::kMxFp4, 1);
+  };
+  EXPECT_EQ(four_bits().reason(), Reason::kIoError);
+  EXPECT_EQ(four_bits(), OkStatus());
   const kernels::QuantizeBox one = kernels::oracle::PackedQuantizeBox(64, 512, 64, 512);
   Memory much(On::kGpu0, kernels::Bytes(64 * 512 * 2), 0),
       made(On::kHost, kernels::Bytes(64 * 512), 0);

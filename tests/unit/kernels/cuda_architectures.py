@@ -18,7 +18,7 @@ import sys
 
 MAGIC = struct.pack("<IHH", 0xBA55ED50, 1, 16)
 PTX, ELF = 1, 2
-KERNELS = [b"CopyKernel", b"SumKernel", b"QuantizeKernel"]
+KERNELS = [b"CopyKernel", b"SumKernel", b"QuantizeKernel", b"FourBitKernel"]
 
 
 def entries(data: bytes):

@@ -2,10 +2,12 @@
 #include <dlfcn.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
 #include <string>
 
 #include "kernels/cuda.h"
 #include "kernels/delta.h"
+#include "kernels/four_bit.h"
 #include "kernels/kernels.h"
 
 namespace weightwire::kernels {
@@ -75,6 +77,51 @@ TEST_F(CudaLibrary, SaysWhichJobIsWrong) {
   expect("the target is null or not aligned to its elements");
 }
 
+TEST_F(CudaLibrary, SaysWhatIsWrongWithGroupsOfFourBits) {
+  alignas(16) unsigned char memory[512] = {};
+  constexpr int32_t kNvFp4 = static_cast<int32_t>(FourBitKind::kNvFp4);
+  constexpr int32_t kInt4 = static_cast<int32_t>(FourBitKind::kInt4);
+  const ww_cuda_four_bit_job sound{memory,  memory + 64, memory + 128, 2,      64,
+                                   32,      {64, 1},     {32, 1},      {2, 1}, 1,
+                                   WW_BF16, kNvFp4,      1.5f};
+  const auto expect = [&](auto change, const char* why) {
+    ww_cuda_four_bit_job jobs[2] = {sound, sound};
+    change(jobs[1]);
+    EXPECT_EQ(FIND(ww_cuda_quantize_four_bit)(0, nullptr, jobs, 2), WW_CUDA_INVALID) << why;
+    EXPECT_EQ(std::string(FIND(ww_cuda_error)()),
+              std::string("ww_cuda_quantize_four_bit: job 1 of 2: ") + why);
+  };
+  for (const int32_t from : {WW_OPAQUE8 + 0, WW_F32 + 1}) {
+    expect([&](auto& job) { job.from = from; }, "only bf16, fp16 and fp32 can be quantized");
+  }
+  for (const int32_t kind : {-1, kInt4 + 1}) {
+    expect([&](auto& job) { job.kind = kind; }, "no such kind of four bits");
+  }
+  for (const int64_t group : {-8, 0, 4, 12, 264}) {
+    expect([&](auto& job) { job.group = group, job.columns = 11 * group; },
+           "groups must be of 8 to 256 elements, a multiple of 8");
+  }
+  const char* extents = "the matrix needs extents from 1, and whole groups";
+  expect([](auto& job) { job.rows = 0; }, extents);
+  expect([](auto& job) { job.columns = 0; }, extents);
+  expect([](auto& job) { job.columns = 48; }, extents);
+  expect([](auto& job) { job.rows = INT64_MAX / 63; }, "the matrix is larger than any memory");
+  expect([](auto& job) { job.source_stride[1] = -1; }, "strides must be from 0");
+  expect([](auto& job) { job.code_stride[0] = -1; }, "strides must be from 0");
+  expect([](auto& job) { job.scale_stride[1] = -1; }, "strides must be from 0");
+  expect([](auto& job) { job.codes = job.scales = nullptr; }, "codes and scales are null");
+  expect([](auto& job) { job.code_bytes = 2; }, "codes must lie in units of 1 or 4 bytes");
+  for (const float global : {0.0f, -1.0f, HUGE_VALF}) {
+    expect([&](auto& job) { job.global = global; },
+           "the global scale must be a number above 0, or NaN");
+  }
+  const char* aligned = "a pointer is null or not aligned to its elements";
+  expect([](auto& job) { job.source = nullptr; }, aligned);
+  expect([&](auto& job) { job.source = memory + 129; }, aligned);
+  expect([&](auto& job) { job.codes = memory + 2, job.code_bytes = 4; }, aligned);
+  expect([&](auto& job) { job.scales = memory + 65, job.kind = kInt4; }, aligned);
+}
+
 TEST_F(CudaLibrary, SaysWhatIsWrongWithADelta) {
   alignas(16) uint8_t memory[256] = {};
   ww_cuda_delta_counts counts{};
@@ -137,6 +184,12 @@ TEST_F(CudaLibrary, SaysNoDeviceWhereThereIsNone) {
   expect(FIND(ww_cuda_copy)(0, nullptr, &copy, 1), "ww_cuda_copy");
   expect(FIND(ww_cuda_sum)(0, nullptr, &sum_job, 1), "ww_cuda_sum");
   expect(FIND(ww_cuda_quantize)(0, nullptr, &quantize, 1), "ww_cuda_quantize");
+  // Codes lie anywhere, scales alone are made, and a global scale is NvFp4's alone.
+  ww_cuda_four_bit_job four{memory + 1, nullptr, memory, 1,      8, 8,  {8, 1},
+                            {4, 1},     {1, 1},  1,      WW_F32, 2, NAN};
+  expect(FIND(ww_cuda_quantize_four_bit)(0, nullptr, &four, 1), "ww_cuda_quantize_four_bit");
+  four = {nullptr, memory, memory, 1, 8, 8, {8, 1}, {4, 1}, {1, 1}, 4, WW_F32, 3, -1.0f};
+  expect(FIND(ww_cuda_quantize_four_bit)(0, nullptr, &four, 1), "ww_cuda_quantize_four_bit");
   ww_cuda_delta_counts counts{};
   uint8_t* const at = reinterpret_cast<uint8_t*>(memory);
   ww_cuda_delta_scan_job scan{0, at, at, nullptr, 1, 1, at, at, at, &counts, at};

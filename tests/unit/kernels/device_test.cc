@@ -8,6 +8,8 @@
 
 #include <cstring>
 
+#include "tests/unit/kernels/device_four_bit.h"
+#include "tests/unit/kernels/four_bit_oracle.h"
 #include "tests/unit/kernels/oracle.h"
 #include "tests/unit/kernels/quantize_oracle.h"
 #include "tests/unit/kernels/random_box.h"
@@ -177,6 +179,155 @@ TEST(DeviceQuantize, ReadsSixteenBytesAtOnceWhereEveryRowAllowsIt) {
   EXPECT_EQ(wide(packed(256, 256, 128, 128), 2, Element::kBF16), 0);
   EXPECT_EQ(wide(packed(256, 136, 128, 128), 0, Element::kBF16), 4);  // the last ones have 8
   EXPECT_EQ(wide(packed(256, 256, 128, 4), 0, Element::kBF16), 0);
+}
+
+/// A case of four bits in memories whose elements lie apart, misaligned to more than themselves.
+class FourBitMemories {
+ public:
+  FourBitMemories(std::mt19937_64& random, const oracle::FourBitCase& c, bool packed)
+      : case_(c), want_(oracle::QuantizeFourBits(c)) {
+    const oracle::QuantizeCase& s = c.source;
+    code_bytes_ = random() % 2 == 0 ? 1 : 4;
+    const auto place = [&](Side& side, int64_t columns, int64_t bytes) {
+      side.rows = s.box.rows;
+      side.columns = columns;
+      side.bytes = bytes;
+      const int64_t step = packed || random() % 2 == 0 ? 1 : 1 + static_cast<int64_t>(random() % 3);
+      const int64_t gap = packed ? 0 : static_cast<int64_t>(random() % 9);
+      side.stride[0] = step * columns + gap;
+      side.stride[1] = step;
+      if (!packed && random() % 4 == 0) {  // columns lie together
+        side.stride[0] = 1;
+        side.stride[1] = s.box.rows + gap;
+      }
+      side.shift = packed ? 0 : static_cast<int64_t>(random() % 5);
+      const int64_t span = (side.rows - 1) * side.stride[0] + (columns - 1) * side.stride[1] + 1;
+      side.memory.assign(static_cast<size_t>((side.shift + span + 16) * bytes), 0xa5);
+    };
+    place(source_, s.box.columns, ElementBytes(s.from));
+    place(codes_, s.box.columns / 2 / code_bytes_, code_bytes_);
+    place(scales_, s.box.columns / c.group, FourBitScaleBytes(c.kind, s.from));
+    source_.Put(s.source);
+  }
+
+  DeviceFourBit Job() {
+    return {codes_.at(),
+            scales_.at(),
+            source_.at(),
+            case_.source.box.rows,
+            case_.source.box.columns / case_.group,
+            case_.group,
+            {source_.stride[0], source_.stride[1]},
+            {codes_.stride[0], codes_.stride[1]},
+            {scales_.stride[0], scales_.stride[1]},
+            code_bytes_,
+            case_.source.from,
+            case_.kind,
+            case_.global};
+  }
+
+  /// Codes and scales are the oracle's, or nobody wrote them; nothing else is written.
+  void Expect(bool codes, bool scales) {
+    Side both[] = {codes_, scales_};
+    for (Side& side : both) std::fill(side.memory.begin(), side.memory.end(), 0xa5);
+    if (codes) both[0].Put(want_.codes);
+    if (scales) both[1].Put(want_.scales);
+    EXPECT_EQ(codes_.memory, both[0].memory);
+    EXPECT_EQ(scales_.memory, both[1].memory);
+  }
+
+ private:
+  struct Side {
+    int64_t rows, columns, bytes, shift;
+    int64_t stride[2];
+    std::vector<unsigned char> memory;
+    /// 16 bytes are the most that anything is aligned to.
+    unsigned char* at() {
+      const uintptr_t begin = reinterpret_cast<uintptr_t>(memory.data());
+      return memory.data() + (16 - begin % 16) % 16 + shift * bytes;
+    }
+    void Put(const std::vector<unsigned char>& packed) {
+      for (int64_t i = 0; i < rows * columns; ++i) {
+        const int64_t to = i / columns * stride[0] + i % columns * stride[1];
+        std::memcpy(at() + to * bytes, &packed[static_cast<size_t>(i * bytes)],
+                    static_cast<size_t>(bytes));
+      }
+    }
+  };
+  oracle::FourBitCase case_;
+  oracle::Quantized want_;
+  int32_t code_bytes_;
+  Side source_, codes_, scales_;
+};
+
+TEST(DeviceFourBit, EverySizeOfGroupsIsTheOracles) {
+  auto random = SeededGenerator();
+  for (const FourBitKind kind :
+       {FourBitKind::kMxFp4, FourBitKind::kMxFp4Rounded, FourBitKind::kNvFp4, FourBitKind::kInt4}) {
+    for (const Element from : {Element::kBF16, Element::kF16, Element::kF32}) {
+      for (int64_t group = 8; group <= 256 && !HasFailure(); group += 8) {
+        for (int i = 0; i < 4; ++i) {
+          const auto rows = static_cast<int64_t>(1 + random() % 6);
+          const auto across = static_cast<int64_t>(1 + random() % 20);
+          const oracle::FourBitCase c =
+              oracle::RandomFourBitCase(random, kind, from, rows, across, group);
+          SCOPED_TRACE(c.Text());
+          FourBitMemories memories(random, c, i == 0);
+          const DeviceFourBit job = memories.Job();
+          const int shared = ThreadsOfGroup(group);
+          const int threads = shared * static_cast<int>(1 + random() % 9);
+          DeviceFourBit apart = job;
+          apart.codes = nullptr;
+          RunFourBit(apart, threads);
+          memories.Expect(false, true);
+          RunFourBit(job, threads);
+          memories.Expect(true, true);
+        }
+      }
+    }
+  }
+}
+
+TEST(DeviceFourBit, MakesCodesAlone) {
+  auto random = SeededGenerator();
+  for (int i = 0; i < 60 && !HasFailure(); ++i) {
+    const oracle::FourBitCase c = oracle::RandomFourBitCase(
+        random, static_cast<FourBitKind>(i % 4), static_cast<Element>(4 + i % 3), 5, 7, 32);
+    FourBitMemories memories(random, c, false);
+    DeviceFourBit job = memories.Job();
+    unsigned char* const scales = job.scales;
+    job.scales = nullptr;
+    RunFourBit(job, 256);
+    memories.Expect(true, false);
+    job.scales = scales;
+    RunFourBit(job, 256);
+    memories.Expect(true, true);
+  }
+}
+
+/// Shuffles need powers of two, within a warp.
+TEST(DeviceFourBit, SharesAGroupAmongThreadsOfOneWarp) {
+  for (int64_t group = 8; group <= 256; group += 8) {
+    const int threads = ThreadsOfGroup(group);
+    EXPECT_EQ(threads & (threads - 1), 0) << group;
+    EXPECT_GE(threads * 8, group);
+    EXPECT_LE(threads, 32);
+  }
+}
+
+// Groups past 32 bits divide in 64: of a matrix that nobody has, the row of a group.
+TEST(DeviceFourBit, FindsGroupsBeyondThirtyTwoBits) {
+  alignas(16) unsigned char element[64] = {};
+  DeviceFourBit job{};
+  job.source = element;  // all strides are 0
+  job.rows = int64_t{1} << 20;
+  job.across = int64_t{3} << 19;
+  job.group = 32;
+  job.from = Element::kBF16;
+  const FourBitUnit unit = FourBitUnitOf(job, (int64_t{5} << 33) + 17, 6);
+  EXPECT_EQ(unit.row, ((int64_t{5} << 33) + 18) / job.across);
+  EXPECT_EQ(unit.group, ((int64_t{5} << 33) + 18) % job.across);
+  EXPECT_EQ(unit.first, 16);
 }
 
 }  // namespace

@@ -5,14 +5,13 @@
 #include <gtest/gtest.h>
 
 #include <algorithm>
-#include <cmath>
 #include <fstream>
 #include <sstream>
 #include <vector>
 
 #include "kernels/simd.h"
-#include "tests/unit/kernels/oracle.h"
-#include "tests/unit/kernels/quantize_oracle.h"
+#include "tests/unit/kernels/device_four_bit.h"
+#include "tests/unit/kernels/four_bit_oracle.h"
 
 namespace weightwire::kernels {
 namespace {
@@ -69,70 +68,27 @@ TEST(FourBit, GivesTheBytesOfTheLibrariesThatDefineTheFormats) {
                     scale);
     EXPECT_EQ(got, FromHex(codes, 1));
     EXPECT_EQ(got_scales, want_scales);
+    std::ranges::fill(got, 0xa5);
+    std::ranges::fill(got_scales, 0xa5);
+    const float used = kind == FourBitKind::kNvFp4 ? scale : 1.0f;
+    RunFourBit({got.data(),
+                got_scales.data(),
+                source.data(),
+                1,
+                columns / group,
+                group,
+                {0, 1},
+                {0, 1},
+                {0, 1},
+                1,
+                from,
+                kind,
+                used},
+               256);
+    EXPECT_EQ(got, FromHex(codes, 1)) << "on a device";
+    EXPECT_EQ(got_scales, want_scales) << "on a device";
   }
   EXPECT_GT(lines, 50) << "tests/data/low_precision.txt below WEIGHTWIRE_SOURCE_DIR";
-}
-
-/// The nearest of `values`, each an even or an odd code in turn; of two the even one.
-int Nearest(double value, const std::vector<double>& values) {
-  int best = 0;
-  for (int i = 1; i < static_cast<int>(values.size()); ++i) {
-    const double here = std::fabs(values[static_cast<size_t>(i)] - value);
-    const double there = std::fabs(values[static_cast<size_t>(best)] - value);
-    if (here < there || (here == there && i % 2 == 0)) best = i;
-  }
-  return best;
-}
-
-struct Group {
-  std::vector<unsigned char> codes, scale;
-};
-
-Group Oracle(const std::vector<double>& elements, bool special, Element from, FourBitKind kind,
-             float global) {
-  Group made;
-  double amax = 0, divisor = 0;
-  for (double element : elements) amax = std::max(amax, std::fabs(element));
-  const bool mx = kind == FourBitKind::kMxFp4 || kind == FourBitKind::kMxFp4Rounded;
-  special = special || std::isnan(global);
-  if (mx) {
-    const bool rounded = kind == FourBitKind::kMxFp4Rounded;
-    divisor = std::ldexp(1.0, -126);
-    const double most = rounded ? 7.0 : 6.0;  // of a scale of 1
-    while (amax > most * divisor || (rounded && amax == most * divisor)) divisor *= 2;
-    made.scale = {static_cast<unsigned char>(special ? 0xff : std::ilogb(divisor) + 127)};
-  } else if (kind == FourBitKind::kNvFp4) {
-    const auto wanted =
-        static_cast<float>(oracle::RoundTo(from, static_cast<float>(amax / 6)) * global);
-    uint8_t code = special ? 0x7f : oracle::EncodeE4M3(std::min(wanted, 448.0f));
-    if (code == 0) code = 0x20;
-    made.scale = {code};
-    divisor = static_cast<float>(oracle::DecodeE4M3(code) / static_cast<double>(global));
-  } else {
-    divisor = oracle::RoundTo(from, static_cast<float>(amax / 7.5));
-    if (divisor == 0) divisor = std::ldexp(1.0, -oracle::FormatOf(from).fraction_bits);
-    oracle::QuantizeCase stored;
-    stored.from = from;
-    stored.box.scale = ScaleKind::kOwnKind;
-    made.scale.resize(static_cast<size_t>(FourBitScaleBytes(kind, from)));
-    oracle::StoreScale(made.scale.data(), stored, special ? std::nan("") : divisor);
-  }
-  std::vector<int> four;
-  for (double element : elements) {
-    const double quotient = static_cast<double>(static_cast<float>(element / divisor));
-    if (kind == FourBitKind::kInt4) {
-      const double own = std::clamp(oracle::RoundTo(from, quotient), -8.0, 7.0);
-      four.push_back(special ? 8 : static_cast<int>(std::nearbyint(own)) + 8);
-    } else {
-      const int code = Nearest(std::min(std::fabs(quotient), 6.0), {0, 0.5, 1, 1.5, 2, 3, 4, 6});
-      const bool keeps = kind == FourBitKind::kMxFp4 || element != 0;
-      four.push_back(special ? 0 : code | (std::signbit(element) && keeps ? 8 : 0));
-    }
-  }
-  for (size_t i = 0; i < four.size(); i += 2) {
-    made.codes.push_back(static_cast<unsigned char>(four[i] + 16 * four[i + 1]));
-  }
-  return made;
 }
 
 TEST(FourBit, RandomGroupsAreTheOraclesInEverySetOfLoops) {
@@ -141,53 +97,18 @@ TEST(FourBit, RandomGroupsAreTheOraclesInEverySetOfLoops) {
     const auto group =
         static_cast<int64_t>(i % 8 < 4 ? 16 << random() % 4 : 8 * (1 + random() % 8));
     const auto groups = static_cast<int64_t>(1 + random() % (random() % 2 == 0 ? 60 : 5));
-    const FourBitKind kind = kKinds[i % 4];
     const auto index = static_cast<size_t>(i / 4 % 3);
-    const Element from = kFloats[index];
-    oracle::QuantizeCase c{oracle::PackedQuantizeBox(1, group * groups, 1, group), from, {}};
-    oracle::FillSource(random, c);
-    const auto size = static_cast<size_t>(ElementBytes(from));
-    const auto put = [&](size_t element, uint32_t bits) {
-      std::memcpy(&c.source[element * size], &bits, size);
-    };
-    const uint32_t sign = from == Element::kF32 ? 0x80000000u : 0x8000u;
-    for (size_t g = 0; g < static_cast<size_t>(groups); ++g) {
-      const uint64_t what = random() % 8;  // of each: a -0, all of them, a NaN, far smaller ones
-      for (size_t k = g * static_cast<size_t>(group); k < (g + 1) * static_cast<size_t>(group);
-           ++k) {
-        if (what == 1 || (what == 0 && random() % 8 == 0)) put(k, sign);
-        if (what == 2 && random() % 16 == 0) put(k, 0x7f81u);
-        if (what < 5 && what > 2 && from == Element::kBF16) {
-          uint32_t bits = 0;
-          std::memcpy(&bits, &c.source[k * size], size);
-          put(k, bits - (std::min(bits >> 7 & 0xffu, 11u + static_cast<uint32_t>(what)) << 7));
-        }
-      }
-    }
-    float global = NvFp4Global(LargestMagnitude(c.source.data(), group * groups, from), from);
-    if (std::isnan(global) && random() % 2 == 0) global = 1.5f;
-    SCOPED_TRACE(std::string(kKindNames[i % 4]) + " of " + kFloatNames[index] + ", " +
-                 std::to_string(group));
-    std::vector<unsigned char> codes, scales;
-    for (int64_t g = 0; g < groups; ++g) {
-      std::vector<double> elements;
-      bool special = false;
-      for (int64_t k = g * group; k < (g + 1) * group; ++k) {
-        const uint32_t bits = oracle::LoadBits(c, 0, k);
-        special = special || oracle::IsSpecial(from, bits);
-        elements.push_back(oracle::Decode(from, bits));
-      }
-      const Group want =
-          Oracle(elements, special, from, kind, kind == FourBitKind::kNvFp4 ? global : 1.0f);
-      codes.insert(codes.end(), want.codes.begin(), want.codes.end());
-      scales.insert(scales.end(), want.scale.begin(), want.scale.end());
-    }
+    const oracle::FourBitCase c =
+        oracle::RandomFourBitCase(random, kKinds[i % 4], kFloats[index], 1, groups, group);
+    SCOPED_TRACE(c.Text());
+    const oracle::Quantized want = oracle::QuantizeFourBits(c);
     for (const internal::SimdKernels* simd : internal::SimdVariants()) {
-      std::vector<unsigned char> got(codes.size(), 0xa5), got_scales(scales.size(), 0xa5);
-      simd->four_bit[index](got.data(), got_scales.data(), c.source.data(),
-                            static_cast<size_t>(groups), static_cast<size_t>(group), kind, global);
-      EXPECT_EQ(got, codes) << simd->name;
-      EXPECT_EQ(got_scales, scales) << simd->name;
+      std::vector<unsigned char> codes(want.codes.size(), 0xa5), scales(want.scales.size(), 0xa5);
+      simd->four_bit[index](codes.data(), scales.data(), c.source.source.data(),
+                            static_cast<size_t>(groups), static_cast<size_t>(group), c.kind,
+                            c.global);
+      EXPECT_EQ(codes, want.codes) << simd->name;
+      EXPECT_EQ(scales, want.scales) << simd->name;
     }
   }
 }

@@ -7,6 +7,7 @@
 #include <numeric>
 #include <set>
 
+#include "tests/unit/kernels/four_bit_oracle.h"
 #include "tests/unit/kernels/quantize_oracle.h"
 
 namespace weightwire::transfer::testing {
@@ -93,6 +94,25 @@ plan::CopyOp RandomOp(Rng& rng, const PlanShape& shape, RandomPlan* out, uint32_
   return op;
 }
 
+// Codes or scales, as op->transform says, of groups of four bits: dtypes, blocks and extents.
+void MakeFourBits(layout::ScaleRule rule, int64_t group, const std::vector<int64_t>& matrix,
+                  plan::CopyOp* op) {
+  const bool codes = op->transform == plan::Transform::kCodes;
+  const bool int4 = rule == layout::ScaleRule::kInt4;
+  const int64_t packed = int4 ? 8 : 2;
+  op->rule = rule;
+  op->target_dtype = !int4 ? DType::kU8 : codes ? DType::kI32 : op->source_dtype;
+  op->block = {1, codes ? group / packed : group};
+  op->source_extent = matrix;
+  op->extent = {matrix[0], matrix[1] / (codes ? packed : group)};
+}
+
+layout::ScaleRule RandomFourBitRule(Rng& rng) {
+  const layout::ScaleRule rules[] = {layout::ScaleRule::kMxFp4, layout::ScaleRule::kMxFp4Rounded,
+                                     layout::ScaleRule::kInt4};
+  return rules[Below(rng, 3)];
+}
+
 // Codes or scales of a matrix with blocks of odd sizes, none of more bytes than a segment has.
 plan::CopyOp RandomQuantizedOp(Rng& rng, RandomPlan* out, uint32_t source, uint32_t target) {
   plan::CopyOp op = NamedOp(out);
@@ -102,7 +122,10 @@ plan::CopyOp RandomQuantizedOp(Rng& rng, RandomPlan* out, uint32_t source, uint3
   op.target_dtype = op.transform == plan::Transform::kCodes ? DType::kF8E4M3 : DType::kF32;
   op.block = {Pick(rng, 1, 8), Pick(rng, 1, 8)};
   op.extent = {Pick(rng, 1, 60), Pick(rng, 1, 60)};
-  if (op.transform == plan::Transform::kScales) {
+  if (Below(rng, 3) == 0) {
+    const int64_t group = 8 * Pick(rng, 1, 8);
+    MakeFourBits(RandomFourBitRule(rng), group, {op.extent[0], group * Pick(rng, 1, 5)}, &op);
+  } else if (op.transform == plan::Transform::kScales) {
     op.source_extent = op.extent;
     for (size_t d = 0; d < 2; ++d) op.extent[d] = (op.extent[d] + op.block[d] - 1) / op.block[d];
   }
@@ -118,10 +141,12 @@ void SetTensor(RandomPlan* out, uint32_t target, plan::CopyOp* op, Rng& rng) {
       static_cast<uint64_t>(elements * layout::ElementBytes(op->target_dtype)));
 }
 
-// Codes and scales of one matrix that lies at `offset` of what is gathered.
+// Codes and scales of one matrix that lies at `offset` of what is gathered; `group`: of four bits.
 void MakeOfGathered(Rng& rng, RandomPlan* out, uint32_t target, int64_t offset,
-                    const std::vector<int64_t>& matrix, plan::GatherBuffer* gathered) {
+                    const std::vector<int64_t>& matrix, int64_t group,
+                    plan::GatherBuffer* gathered) {
   const std::vector<int64_t> block = {Pick(rng, 1, 8), Pick(rng, 1, 8)};
+  const layout::ScaleRule rule = RandomFourBitRule(rng);
   for (const plan::Transform transform : {plan::Transform::kCodes, plan::Transform::kScales}) {
     plan::CopyOp op = NamedOp(out);
     op.transform = transform;
@@ -131,7 +156,9 @@ void MakeOfGathered(Rng& rng, RandomPlan* out, uint32_t target, int64_t offset,
     op.target_dtype = transform == plan::Transform::kCodes ? DType::kF8E4M3 : DType::kF32;
     op.source_offset = offset;
     op.source_stride = {matrix[1], 1};
-    if (transform == plan::Transform::kScales) {
+    if (group > 0) {
+      MakeFourBits(rule, group, matrix, &op);
+    } else if (transform == plan::Transform::kScales) {
       op.source_extent = matrix;
       for (size_t d = 0; d < 2; ++d) op.extent[d] = (matrix[d] + block[d] - 1) / block[d];
     }
@@ -177,10 +204,12 @@ void Gather(Rng& rng, const PlanShape& shape, RandomPlan* out, uint32_t target) 
   std::vector<std::pair<int64_t, std::vector<int64_t>>> matrices;
   for (int i = 0; i < shape.gathered_per_target; ++i) {
     const int64_t offset = gathered.elements + Pick(rng, 0, 3);
-    matrices.push_back({offset, {Pick(rng, 1, 60), Pick(rng, 1, 60)}});
+    const int64_t group = Below(rng, 3) == 0 ? 8 * Pick(rng, 1, 8) : 0;
+    const int64_t columns = group > 0 ? group * Pick(rng, 1, 3) : Pick(rng, 1, 60);
+    matrices.push_back({offset, {Pick(rng, 1, 60), columns}});
     gathered.elements = offset + matrices[static_cast<size_t>(i)].second[0] *
                                      matrices[static_cast<size_t>(i)].second[1];
-    MakeOfGathered(rng, out, target, offset, matrices.back().second, &gathered);
+    MakeOfGathered(rng, out, target, offset, matrices.back().second, group, &gathered);
   }
   const auto tensor = static_cast<uint32_t>(out->target_tensor_bytes[target].size());
   for (plan::CopyOp& op : gathered.made) op.source_tensor = tensor;
@@ -252,7 +281,8 @@ void ForEachElement(const plan::CopyOp& op, size_t dim, int64_t source, int64_t 
 void QuantizeElements(const plan::CopyOp& op, const std::byte* from, std::byte* to) {
   namespace oracle = kernels::oracle;
   const bool codes = op.transform == plan::Transform::kCodes;
-  const std::vector<int64_t>& matrix = codes ? op.extent : op.source_extent;
+  const bool four_bits = layout::IsFourBit(op.rule);
+  const std::vector<int64_t>& matrix = codes && !four_bits ? op.extent : op.source_extent;
   oracle::QuantizeCase c;
   c.box = oracle::PackedQuantizeBox(matrix[0], matrix[1], op.block[0], op.block[1]);
   std::copy_n(op.source_stride.begin(), 2, c.box.source_stride);
@@ -264,7 +294,11 @@ void QuantizeElements(const plan::CopyOp& op, const std::byte* from, std::byte* 
   const int bytes = layout::ElementBytes(op.source_dtype);
   const auto* first = reinterpret_cast<const unsigned char*>(from + op.source_offset * bytes);
   c.source.assign(first, first + (last + 1) * bytes);
-  const oracle::Quantized made = oracle::Quantize(c);
+  const int64_t packed = op.rule == layout::ScaleRule::kInt4 ? 8 : 2;
+  const oracle::Quantized made =
+      four_bits ? oracle::QuantizeFourBits({kernels::FourBitKindOf(static_cast<int>(op.rule)),
+                                            codes ? op.block[1] * packed : op.block[1], c})
+                : oracle::Quantize(c);
   const unsigned char* next = codes ? made.codes.data() : made.scales.data();
   const int made_bytes = layout::ElementBytes(op.target_dtype);
   ForEachElement(op, 0, 0, op.target_offset, [&](int64_t, int64_t element) {

@@ -26,7 +26,7 @@ struct PlanShape {
   uint32_t target_ranks = 2;
   int ops_per_stream_max = 6;
   int64_t elements_per_op_max = 4'000;
-  int quantized_ops_per_stream = 0;  ///< beyond the others: fp8 codes or scales
+  int quantized_ops_per_stream = 0;  ///< beyond the others: codes or scales of fp8 or four bits
   /// Matrices of which every source rank has some rows: gathered, and made into codes and scales.
   int gathered_per_target = 0;
 };

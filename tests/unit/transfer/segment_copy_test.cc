@@ -2,7 +2,6 @@
 
 #include <gtest/gtest.h>
 
-#include "tests/support/fake_cuda/fake_gpus.h"
 #include "tests/unit/transfer/random_plan.h"
 
 namespace weightwire::transfer {
@@ -148,45 +147,6 @@ TEST(ValidateSlice, RefusesBlocksThatNoKernelCanQuantize) {
     EXPECT_EQ(ValidateSlice(SliceWith(op, plan::Side::kSource), binding).reason(),
               Reason::kInvalidRequest)
         << i;
-  }
-}
-
-/// 4 rows of 64 floats, into groups of 32 of four bits, two in a byte.
-plan::CopyOp FourBitOp(plan::Transform transform) {
-  const bool scales = transform == plan::Transform::kScales;
-  plan::CopyOp op;
-  op.source_dtype = layout::DType::kBF16;
-  op.target_dtype = layout::DType::kU8;
-  op.transform = transform;
-  op.rule = layout::ScaleRule::kMxFp4;
-  op.block = {1, scales ? 32 : 16};
-  op.source_extent = {4, 64};
-  op.extent = {4, scales ? 2 : 32};
-  op.source_stride = {64, 1};
-  op.target_stride = {op.extent[1], 1};
-  return op;
-}
-
-TEST(ValidateSlice, RefusesFourBitsInAGpusMemory) {
-  testing::Rng rng(1);
-  const RankMemory host = MakeMemory(rng, {4096, 4096});
-  const RankMemory gpu = testing::OnDevice(host, *weightwire::testing::FakeSlabs(0));
-  for (const plan::Transform transform : {plan::Transform::kCodes, plan::Transform::kScales}) {
-    const plan::CopyOp op = FourBitOp(transform);
-    plan::RankSlice gathered = SliceWith(MatrixOp(), plan::Side::kTarget);
-    gathered.gathered = {layout::DType::kBF16, 512, {op}};
-    gathered.gathered.made[0].source_tensor = 1;
-    for (const plan::RankSlice& slice :
-         {SliceWith(op, plan::Side::kSource), SliceWith(op, plan::Side::kTarget), gathered}) {
-      EXPECT_EQ(ValidateSlice(slice, host.binding), OkStatus());
-      const Status status = ValidateSlice(slice, gpu.binding);
-      EXPECT_EQ(status.code(), Code::kFailedPrecondition);
-      EXPECT_EQ(status.reason(), Reason::kDtypeMismatch);
-      EXPECT_EQ(status.tensor(), "model.embed");
-      for (const char* word : {"four bits", "found a GPU's", "host memory", "convert --quantize"}) {
-        EXPECT_NE(status.ToString().find(word), std::string::npos) << status.ToString();
-      }
-    }
   }
 }
 
