@@ -4,7 +4,7 @@
 A trainer holds bf16 with the names and shapes of Qwen2.5-0.5B, an engine has them as checkpoints do: in bf16, or its linear
 layers in fp8 with scales of 128 x 128 blocks, or in MXFP8. Two agents, tcp, every element changes before every version, and the
 rows take turns. Seconds: from the publish call until the trainer is released. Each element of the last version is compared with
-the one that it was made of: no more than its place may be lost.
+the float that it was made of: they may differ by what rounding to the nearest code loses.
 """
 
 from __future__ import annotations
@@ -34,8 +34,8 @@ def quantized(name: str) -> bool:
     return name.endswith("_proj.weight")
 
 
-class Fed:
-    """A job of its own: one trainer rank, one engine rank, an agent each."""
+class Job:
+    """A job of its own: one trainer rank, one engine rank, an agent job."""
 
     def __init__(self, binary: str, work: str, kind: str, config: dict):
         self.kind, self.shapes = kind, checkpoint.hf_shapes(config)
@@ -109,16 +109,16 @@ def main() -> int:
     args = parser.parse_args()
     config = checkpoint.SMALL if args.small else checkpoint.QWEN25_05B
     with tempfile.TemporaryDirectory(prefix="weightwire-bench-") as work:
-        fed = [Fed(args.binary, f"{work}/{i}", kind, config) for i, kind in enumerate(("bf16", *_METHOD))]
+        jobs = [Job(args.binary, f"{work}/{i}", kind, config) for i, kind in enumerate(("bf16", *_METHOD))]
         for version in range(1, args.rounds + 2):
-            for each in fed:
-                each.version(version)
+            for job in jobs:
+                job.version(version)
         report = Report("bf16")
-        for each in fed:
-            nbytes = sum(weights.nbytes for weights in each.weights.values())
-            report.add(each.kind, nbytes, each.seconds[1:], each.right(), each.seconds[0])
-        for each in fed:
-            each.close()
+        for job in jobs:
+            nbytes = sum(weights.nbytes for weights in job.weights.values())
+            report.add(job.kind, nbytes, job.seconds[1:], job.right(), job.seconds[0])
+        for job in jobs:
+            job.close()
     write(args, "Weights of a trainer in bf16, to an engine over tcp", report.rows)
     return 0
 

@@ -189,23 +189,6 @@ DeviceQuantize ToDevice(const ww_cuda_quantize_job& job) {
           static_cast<Element>(job.from)};
 }
 
-DeviceFourBit ToDevice(const ww_cuda_four_bit_job& job) {
-  const auto kind = static_cast<FourBitKind>(job.kind);
-  return {static_cast<unsigned char*>(job.codes),
-          static_cast<unsigned char*>(job.scales),
-          static_cast<const unsigned char*>(job.source),
-          job.rows,
-          job.columns / job.group,
-          job.group,
-          {job.source_stride[0], job.source_stride[1]},
-          {job.code_stride[0], job.code_stride[1]},
-          {job.scale_stride[0], job.scale_stride[1]},
-          job.code_bytes,
-          static_cast<Element>(job.from),
-          kind,
-          kind == FourBitKind::kNvFp4 ? job.global : 1.0f};
-}
-
 DeviceDeltaScan ToDevice(const ww_cuda_delta_scan_job& job) {
   return {static_cast<const unsigned char*>(job.base),
           static_cast<const unsigned char*>(job.now),
@@ -294,7 +277,7 @@ int32_t ww_cuda_quantize_four_bit(int32_t device, ww_cuda_stream stream,
   if (int32_t bad = CheckJobs(jobs, count, "ww_cuda_quantize_four_bit")) return bad;
   return OnDevice(device, "ww_cuda_quantize_four_bit", [&] {
     return OneByOne(jobs, count, [&](const ww_cuda_four_bit_job& job) {
-      return LaunchFourBit(ToDevice(job), AsStream(stream));
+      return LaunchFourBit(MakeDeviceFourBit(job), AsStream(stream));
     });
   });
 }

@@ -2,6 +2,7 @@
 
 #include <cstdint>
 
+#include "kernels/cuda.h"
 #include "kernels/element.h"
 #include "kernels/four_bit.h"
 #include "kernels/quantize.h"
@@ -68,6 +69,7 @@ DeviceCopy MakeDeviceCopy(void* target, const void* source, const StridedBox& bo
                           Element to);
 DeviceSum MakeDeviceSum(uint64_t* sum, const void* source, const StridedBox& box, Element from,
                         Element to);
+DeviceFourBit MakeDeviceFourBit(const ww_cuda_four_bit_job& job);
 
 WW_HOST_DEVICE int DeviceBytes(Element element) {
   switch (element) {

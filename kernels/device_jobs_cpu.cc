@@ -74,4 +74,21 @@ DeviceSum MakeDeviceSum(uint64_t* sum, const void* source, const StridedBox& box
           KeepsBits(from, to)};
 }
 
+DeviceFourBit MakeDeviceFourBit(const ww_cuda_four_bit_job& job) {
+  const auto kind = static_cast<FourBitKind>(job.kind);
+  return {static_cast<unsigned char*>(job.codes),
+          static_cast<unsigned char*>(job.scales),
+          static_cast<const unsigned char*>(job.source),
+          job.rows,
+          job.columns / job.group,
+          job.group,
+          {job.source_stride[0], job.source_stride[1]},
+          {job.code_stride[0], job.code_stride[1]},
+          {job.scale_stride[0], job.scale_stride[1]},
+          job.code_bytes,
+          static_cast<Element>(job.from),
+          kind,
+          kind == FourBitKind::kNvFp4 ? job.global : 1.0f};
+}
+
 }  // namespace weightwire::kernels::internal

@@ -46,7 +46,8 @@ float NvFp4Global(float amax, Element from);
 /// The largest magnitude of packed elements; NaN or infinity where one is such.
 float LargestMagnitude(const void* source, int64_t count, Element from);
 
-/// Writes rows · columns / 2 bytes of codes and rows · columns / group scales of a packed matrix.
+/// Writes rows · columns / 2 bytes of codes and rows · columns / group scales of a packed matrix;
+/// one of the two may be null and is left out.
 /// `columns` is a multiple of `group`, which is one of 8, at most 256. Aborts otherwise, and unless
 /// `from` is kBF16, kF16 or kF32. `global`: of kNvFp4, else ignored.
 void QuantizeFourBit(void* codes, void* scales, const void* source, int64_t rows, int64_t columns,

@@ -18,6 +18,7 @@ namespace {
 using Bytes = unsigned char;
 
 constexpr int64_t kTileElements = 4096;
+
 struct Loops {
   uint32_t (*amax)(const void* source, size_t count);
   void (*quantize)(void* codes, const void* source, size_t count, float scale_inv);

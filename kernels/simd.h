@@ -63,9 +63,9 @@ struct SimdKernels {
   void (*quantize[3])(void* codes, const void* source, size_t count, float scale_inv);
   /// The same with quotients rounded to `from` first.
   void (*quantize_own[3])(void* codes, const void* source, size_t count, float scale_inv);
-  /// [from]: both.
+  /// [from]: codes and scales of a row of blocks.
   void (*quantize_blocks[3])(const RowOfBlocks& blocks);
-  /// [from]: both of so many groups, one behind the other; see kernels/four_bit.h.
+  /// [from]: codes and scales of so many groups, one behind the other; see kernels/four_bit.h.
   void (*four_bit[3])(void* codes, void* scales, const void* source, size_t groups, size_t group,
                       FourBitKind kind, float global);
   /// See kernels/delta.h. `sum` may be null; all of `now` is added to it.

@@ -202,27 +202,32 @@ struct Quantizing {
   }
 };
 
-/// Row by row: the kernel takes rows that lie together.
+/// Row by row, unless the rows lie together on both sides, as the kernel takes them.
 void QuantizeFourBitsOnHost(std::byte* target, const Quantizing& q, const QuantizeBox& box) {
-  const StridedBox made = q.MadeBox();
   const int64_t* stride = q.codes ? box.target_stride : box.scale_stride;
+  const int64_t columns = q.MadeBox().extent[1];
+  const auto make = [&](std::byte* made, const std::byte* from, int64_t rows) {
+    kernels::QuantizeFourBit(q.codes ? made : nullptr, q.codes ? nullptr : made, from, rows,
+                             box.columns, box.block_columns, q.from, *q.four_bits);
+  };
+  const bool source_packed = box.source_stride[1] == 1;
+  if (source_packed && box.source_stride[0] == box.columns && stride[1] == 1 &&
+      stride[0] == columns) {
+    return make(target, q.source.at, box.rows);
+  }
   const StridedBox gather{1, {box.columns}, {box.source_stride[1]}, {1}};
-  const StridedBox scatter{1, {made.extent[1]}, {1}, {stride[1]}};
+  const StridedBox scatter{1, {columns}, {1}, {stride[1]}};
   const int item = kernels::ElementBytes(q.from), made_item = kernels::ElementBytes(q.made());
   std::vector<std::byte> row(static_cast<size_t>(box.columns * item));
-  std::vector<std::byte> codes(static_cast<size_t>(box.columns / 2));
-  std::vector<std::byte> scales(
-      static_cast<size_t>(q.Across() * kernels::FourBitScaleBytes(*q.four_bits, q.from)));
+  std::vector<std::byte> made(static_cast<size_t>(columns * made_item));
   for (int64_t r = 0; r < box.rows; ++r) {
     const std::byte* from = q.source.at + r * box.source_stride[0] * item;
-    if (box.source_stride[1] != 1) {
+    if (!source_packed) {
       kernels::Copy(row.data(), from, gather, q.from, q.from);
       from = row.data();
     }
-    kernels::QuantizeFourBit(codes.data(), scales.data(), from, 1, box.columns, box.block_columns,
-                             q.from, *q.four_bits);
-    kernels::Copy(target + r * stride[0] * made_item, q.codes ? codes.data() : scales.data(),
-                  scatter, q.made(), q.made());
+    make(made.data(), from, 1);
+    kernels::Copy(target + r * stride[0] * made_item, made.data(), scatter, q.made(), q.made());
   }
 }
 

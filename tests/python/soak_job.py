@@ -16,6 +16,7 @@ from concurrent.futures import ThreadPoolExecutor
 from typing import Callable, NamedTuple
 
 import certificates
+from conftest import stand_still
 from demo.fleet import Daemon
 from soak_engine import EngineProcess
 from spread_job import SpreadJob, every_cut
@@ -120,7 +121,7 @@ class SoakJob(SpreadJob):
                       (engine.name,))
 
     def _stop(self, name: str) -> Strike:
-        return Strike(f"stop {name}", lambda: os.kill(self.daemons()[name].pid, signal.SIGSTOP),
+        return Strike(f"stop {name}", lambda: stand_still(self.daemons()[name].pid),
                       lambda: os.kill(self.daemons()[name].pid, signal.SIGCONT), self.random.uniform(0, 2 * LEASE))
 
     def _cut(self) -> Strike:

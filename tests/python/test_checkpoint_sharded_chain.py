@@ -1,5 +1,6 @@
 """Ranks that save together what changed since a base: every version is what NumPy says it was, whoever dies and whatever is removed."""
 
+# ruff: noqa: F811 (a fixture that is imported is an argument, too)
 import os
 import pathlib
 import shutil
@@ -10,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 
-from conftest import BINARIES, read_safetensors
+from conftest import read_safetensors
+from test_checkpoint_state import binaries, tmp_path  # noqa: F401 (fixtures)
 from test_checkpoint_wwctl import wwctl
 import trainer_ranks
 from trainer_ranks import CONFIG, MAKERS, WEIGHTS, layout_of, on_all, ranks, same, save_all, shard, states
@@ -21,18 +23,6 @@ from weightwire.memory import TensorMeta
 #: dtype, shape; of bf16 and fp16 the bits. "tied" are two names of one array; "long" has more than one piece of a digest.
 SHAPES = {"odd": ("BF16", (7, 131, 13)), "wide": ("BF16", (3, 400_001)), "half": ("F16", (257, 33)), "fp32": ("F32", (91, 1013)),
           "bytes": ("U8", (100_003,)), "one": ("BF16", (1,)), "tied": ("BF16", (129, 65)), "long": ("U8", (1009, 16_849))}
-
-
-@pytest.fixture(autouse=True)
-def binaries(monkeypatch):
-    monkeypatch.setenv("WEIGHTWIRE_BIN_DIR", str(BINARIES))
-
-
-@pytest.fixture
-def tmp_path():
-    """In memory where there is such a place: a save is mostly fsync, and a killed process loses no pages."""
-    with tempfile.TemporaryDirectory(dir="/dev/shm" if os.path.isdir("/dev/shm") else None) as folder:
-        yield pathlib.Path(folder)
 
 
 def versions(count: int, names=tuple(SHAPES)) -> list[dict]:

@@ -245,20 +245,11 @@ bool QuantizeFourBit(const ww_cuda_four_bit_job& job) {
       (scales == nullptr) != (job.scales == nullptr)) {
     return false;
   }
-  kernels::RunFourBit({codes,
-                       scales,
-                       source,
-                       job.rows,
-                       job.columns / job.group,
-                       job.group,
-                       {job.source_stride[0], job.source_stride[1]},
-                       {job.code_stride[0], job.code_stride[1]},
-                       {job.scale_stride[0], job.scale_stride[1]},
-                       job.code_bytes,
-                       from,
-                       kind,
-                       kind == kernels::FourBitKind::kNvFp4 ? job.global : 1.0f},
-                      256);
+  ww_cuda_four_bit_job here = job;
+  here.codes = codes;
+  here.scales = scales;
+  here.source = source;
+  kernels::RunFourBit(kernels::internal::MakeDeviceFourBit(here), 256);
   return true;
 }
 

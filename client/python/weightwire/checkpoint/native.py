@@ -86,10 +86,16 @@ def lay_out(folder: Path, wanted: Wanted) -> None:
                                        [(t.name, t.dtype, t.shape) for t in part])
 
 
+def base_at(base: Optional[os.PathLike[str] | str], final: Path) -> Optional[Path]:
+    """The folder of a base, if there is to be one. CheckpointError: it is the one that is going to be written."""
+    folder = None if base is None else Path(os.path.abspath(base))
+    if folder == final:
+        raise CheckpointError(f"{final} cannot be its own base")
+    return folder
+
+
 def open_base(base: Path, final: Path, only: Optional[int] = None) -> Opened:
     """What a checkpoint that is going to be called `final` is based on. CheckpointError: it cannot be."""
-    if base == final:
-        raise CheckpointError(f"{final} cannot be its own base")
     if not found_at(base):
         raise CheckpointError(f"{base} has no {MANIFEST}: it is not a native checkpoint, or not complete", code="FAILED_PRECONDITION",
                               remedy="a base is complete before a save that names it begins: wait for its own save on rank 0")

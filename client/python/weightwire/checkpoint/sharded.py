@@ -54,7 +54,7 @@ def save_rank(folder: PathLike, spec: Layout, rank: int, world_size: int, tensor
     """
     one = Attempt(Path(os.path.abspath(folder)), attempt, rank, time.monotonic() + timeout)
     kept = {name: held(name, t, rank) for name, t in tensors.items()}
-    _save(one, spec, world_size, kept, config, resume, keep_last, base_folder(base, one.final))
+    _save(one, spec, world_size, kept, config, resume, keep_last, native.base_at(base, one.final))
 
 
 def save_rank_later(folder: PathLike, spec: Layout, rank: int, world_size: int, tensors: Mapping[str, Any], *, config: str,
@@ -64,14 +64,7 @@ def save_rank_later(folder: PathLike, spec: Layout, rank: int, world_size: int, 
     change as soon as this returns. The future has the result; it must be awaited before the process ends."""
     one = Attempt(Path(os.path.abspath(folder)), attempt, rank, time.monotonic() + timeout)
     kept = {name: copied(held(name, t, rank)) for name, t in tensors.items()}
-    return later(_save, one, spec, world_size, kept, config, resume, keep_last, base_folder(base, one.final))
-
-
-def base_folder(base: Optional[PathLike], final: Path) -> Optional[Path]:
-    folder = None if base is None else Path(os.path.abspath(base))
-    if folder == final:
-        raise CheckpointError(f"{final} cannot be its own base")
-    return folder
+    return later(_save, one, spec, world_size, kept, config, resume, keep_last, native.base_at(base, one.final))
 
 
 def later(work: Callable[..., None], *arguments: Any) -> "Future[None]":

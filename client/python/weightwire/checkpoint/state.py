@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, List, Mapping, Optional
 
-from weightwire.checkpoint import composed, export, restore, sharded, trees
+from weightwire.checkpoint import composed, export, native, restore, sharded, trees
 from weightwire.checkpoint.attempts import Attempt, prune
 from weightwire.checkpoint.contents import STATE, Contents, Tensors, described, group_names
 from weightwire.checkpoint.layouts import Layout
@@ -64,7 +64,7 @@ class State:
         CheckpointError, DeadlineError, OSError: nothing has the folder's name; what was saved before is as it was.
         """
         one = Attempt(Path(os.path.abspath(folder)), attempt, self._rank, time.monotonic() + self._timeout)
-        older = sharded.base_folder(base, one.final)
+        older = native.base_at(base, one.final)
         parts = self._parts()
         if self._options.async_save:
             parts = [replace(part, tensors={name: sharded.copied(t) for name, t in part.tensors.items()}) for part in parts]

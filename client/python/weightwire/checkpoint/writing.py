@@ -41,12 +41,11 @@ def target_layout(to: str) -> Tuple[str, str]:
 
 def base_folder(base: Optional[os.PathLike[str] | str], kind: str, final: Path) -> Optional[Path]:
     """CheckpointError: changes since a base are kept in the native format alone, and the base is in it."""
-    if base is None:
-        return None
-    folder = Path(os.path.abspath(base))
-    if kind != "weightwire":
+    if base is not None and kind != "weightwire":
         raise CheckpointError(f"a checkpoint in {kind} is kept whole", remedy="--base goes with --to weightwire[:SPEC]")
-    native.open_base(folder, final).files.close()
+    folder = native.base_at(base, final)
+    if folder is not None:
+        native.open_base(folder, final).files.close()
     return folder
 
 
