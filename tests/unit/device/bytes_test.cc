@@ -146,9 +146,13 @@ TEST_P(DeviceBytes, FourBitsAreTheOracles) {
       const int64_t columns = std::ssize(packed) / bytes / rows;
       stride[1] = 1 + static_cast<int64_t>(random() % 2);
       stride[0] = columns * stride[1] + static_cast<int64_t>(random() % 9);
-      if (random() % 3 == 0) {
+      const uint64_t how = random() % 6;
+      if (how < 2) {
         stride[0] = 1;
         stride[1] = rows + static_cast<int64_t>(random() % 2);
+      } else if (how < 5) {  // rows together, or apart
+        stride[0] = columns + (how == 4 ? 3 : 0);
+        stride[1] = 1;
       }
       const int64_t span = (rows - 1) * stride[0] + (columns - 1) * stride[1] + 1;
       kernels::Bytes made(static_cast<size_t>(span * bytes), 0x5a);
