@@ -483,12 +483,14 @@ TEST(RealTransferGpu, FailureEndsBothSidesAndNamesTheGpu) {
     for (const auto& [call, at_source] :
          {std::pair("ww_cuda_copy", true), std::pair("ww_cuda_copy", false),
           std::pair("ww_cuda_sum", true), std::pair("ww_cuda_sum", false),
-          std::pair("ww_cuda_quantize", true), std::pair("ww_cuda_quantize", false)}) {
+          std::pair("ww_cuda_quantize", true), std::pair("ww_cuda_quantize", false),
+          std::pair("ww_cuda_quantize_four_bit", true),
+          std::pair("ww_cuda_quantize_four_bit", false)}) {
       SCOPED_TRACE(std::string(call) + " over " + transport +
                    (at_source ? " at the source" : " at the target"));
       RealPair pair(9, {transport}, "here", 8'000, Agents::kTwo, kCrc, at_source ? On(0) : kHost,
                     at_source ? kHost : On(0));
-      fail(call, 3);
+      fail(call, 2);
       auto s0 = pair.StartSource(Epoch(1), 0);
       auto s1 = pair.StartSource(Epoch(1), 1);
       auto target = pair.StartTarget(Epoch(1), 0);
