@@ -82,6 +82,7 @@ WW_HOST_DEVICE uint32_t E4M3FromF32(uint32_t bits) {
 }
 
 constexpr uint32_t kInfinityBits = 0x7f800000u;
+constexpr uint32_t kLeastE8M0 = 0x00400000u;  // 2^-127, which is denormal
 
 /// The nearest value of the kind, as f32 bits.
 WW_HOST_DEVICE uint32_t InKind(uint32_t bits, Element kind) {
@@ -107,9 +108,10 @@ WW_HOST_DEVICE uint32_t ScaleInv(uint32_t amax, ScaleKind kind, Element from) {
     return scale == 0 ? Epsilon(from) : scale;
   }
   if (kind == ScaleKind::kE8M0Rounded) {
-    const uint32_t power = (amax + 0x00200000u) & 0x7f800000u;       // 1.75 and above: the next one
-    return power > 0x04000000u ? power - 0x04000000u : 0x00800000u;  // 8 less
+    const uint32_t power = (amax + 0x00200000u) & 0x7f800000u;      // 1.75 and above: the next one
+    return power > 0x04000000u ? power - 0x04000000u : kLeastE8M0;  // 8 less
   }
+  if (kind == ScaleKind::kE8M0 && scale <= kLeastE8M0) return kLeastE8M0;
   scale = scale < 0x00800000u ? 0x00800000u : scale;
   return kind == ScaleKind::kF32 ? scale : (scale + 0x007fffffu) & 0x7f800000u;
 }
@@ -168,12 +170,12 @@ WW_HOST_DEVICE FourBitScale FourBitScaleOf(uint32_t amax, FourBitKind kind, Elem
     uint32_t power = 0;
     if (kind == FourBitKind::kMxFp4) {
       // As with 448, no quotient but that of 6 · 2^k rounds to a power of two.
-      power = (AsBits(AsFloat(amax) / 6.0f) + 0x007fffffu) & 0x7f800000u;
+      const uint32_t scale = AsBits(AsFloat(amax) / 6.0f);
+      power = scale <= kLeastE8M0 ? kLeastE8M0 : (scale + 0x007fffffu) & 0x7f800000u;
     } else {
       power = (amax + 0x00200000u) & 0x7f800000u;
-      power = power > 0x01000000u ? power - 0x01000000u : 0;
+      power = power > 0x01000000u ? power - 0x01000000u : kLeastE8M0;
     }
-    power = power < 0x00800000u ? 0x00800000u : power;
     return {number ? power >> 23 : 0xffu, AsFloat(power)};
   }
   if (kind == FourBitKind::kNvFp4) {

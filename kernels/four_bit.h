@@ -15,11 +15,11 @@
 namespace weightwire::kernels {
 
 enum class FourBitKind : uint8_t {
-  /// e2m1 with scales 2^ceil(log2(amax / 6)) as one byte, exponent + 127 (E8M0), at least 2^-126:
+  /// e2m1 with scales 2^ceil(log2(amax / 6)) as one byte, exponent + 127 (E8M0), at least 2^-127:
   /// torchao's RCEIL, and what transformers makes for gpt-oss.
   kMxFp4 = 0,
   /// The same with compressed-tensors' scale: 2^(e - 2), where amax is below 1.75 · 2^e and from
-  /// 1.75 · 2^(e - 1) on. An element -0 becomes 0.
+  /// 1.75 · 2^(e - 1) on; at least 2^-127. An element -0 becomes 0.
   kMxFp4Rounded = 1,
   /// e2m1 with scales in e4m3 beside one fp32 `global` of the tensor, as compressed-tensors
   /// computes:

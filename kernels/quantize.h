@@ -35,10 +35,12 @@ enum class ScaleKind : uint8_t {
   /// 2^-23).
   kOwnKind = 2,
   /// One byte as compressed-tensors' MX formats have it: 2^(e - 8), where amax is below 1.75 · 2^e
-  /// and from 1.75 · 2^(e - 1) on. It is kE8M0's but where amax is 448 times a power of two, which
-  /// becomes 224 times the next one.
+  /// and from 1.75 · 2^(e - 1) on; at least 2^-127. It is kE8M0's but where amax is 448 times a
+  /// power of two, which becomes 224 times the next one.
   kE8M0Rounded = 3,
-  kE8M0 = 4,  ///< kPowerOfTwo as one byte, its exponent + 127: from 1 to 247, or 0xff for NaN
+  /// One byte, kPowerOfTwo's exponent + 127, but from 2^-127 on, which is also that of zeros: from
+  /// 0 to 247, or 0xff for NaN.
+  kE8M0 = 4,
 };
 inline constexpr ScaleKind kLastScaleKind = ScaleKind::kE8M0;
 /// Of scales by the layout::ScaleRule `rule` that have so many bytes each.

@@ -1,13 +1,15 @@
 #!/usr/bin/env python3
 """Writes tests/data/low_precision.txt: what the libraries that define quantized formats make of rows of numbers, for
-tests/unit/kernels/quantize_test.cc. In an environment of its own (torch 2.13.0, torchao 0.18.0 and compressed-tensors 0.20.1
-wrote the file):
-  pip install torch torchao compressed-tensors
+tests/unit/kernels/quantize_test.cc and four_bit_test.cc. The lines of the libraries that the environment has are made, those of
+others stay. Torch 2.15.0, torchao 0.18.0, compressed-tensors 0.20.1 and modelopt 0.47.0 wrote the file, and vLLM 0.32.0 in an
+environment of its own (that of the engine tests will do):
+  pip install torch torchao compressed-tensors nvidia-modelopt requests
   VENV/bin/python tests/golden/low_precision.py            # exit 1 when the file would change
   VENV/bin/python tests/golden/low_precision.py --update   # writes
 """
 
 import argparse
+import importlib.util
 import os
 import pathlib
 import random
@@ -16,15 +18,6 @@ import sys
 os.environ["TORCHDYNAMO_DISABLE"] = "1"  # compressed-tensors compiles what it casts with
 
 import torch
-from compressed_tensors.compressors.mxfp4.base import MXFP4PackedCompressor
-from compressed_tensors.compressors.mxfp8.base import MXFP8QuantizationCompressor
-from compressed_tensors.compressors.naive_quantized.base import NaiveQuantizationCompressor
-from compressed_tensors.compressors.nvfp4.base import NVFP4PackedCompressor
-from compressed_tensors.compressors.pack_quantized.base import PackedQuantizationCompressor
-from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
-from compressed_tensors.quantization.utils.helpers import calculate_qparams, generate_gparam
-from torchao.prototype.mx_formats.config import ScaleCalculationMode
-from torchao.prototype.mx_formats.mx_tensor import to_mx
 
 FILE = pathlib.Path(__file__).resolve().parents[1] / "data/low_precision.txt"
 KINDS = {"bf16": (torch.bfloat16, torch.int16, 4), "f16": (torch.float16, torch.int16, 4), "f32": (torch.float32, torch.int32, 8)}
@@ -53,6 +46,15 @@ def rows(kind):
         yield [draw.gauss(0, 1) * 2.0 ** 100 for _ in range(96)]
 
 
+def tiny_rows(kind):
+    """Groups of zeros, and around the smallest scales."""
+    yield [0.0] * 32 + [-0.0] * 32 + [0.0, -0.0] * 16
+    yield [0.0] * 64 + [1.0, -0.25] * 16
+    if kind != "f16":
+        for top in (-133, -127, -125, -120, -119, -118, -117):
+            yield [2.0 ** top, -(2.0 ** -133), 2.0 ** (top - 3), 0.0] * 8 + [1.5 * 2.0 ** top, 2.0 ** -130] * 16 + [1.75 * 2.0 ** top, -(2.0 ** -127)] * 16
+
+
 def bits(values, kind=None):
     """As hexadecimal digits, element by element."""
     if kind is None:
@@ -62,18 +64,24 @@ def bits(values, kind=None):
 
 
 def line(library, scales, kind, group, row, codes, made):
-    stored = bits(made) if made.dtype == torch.uint8 else bits(made, kind)
+    stored = bits(made) if made.dtype == torch.uint8 else bits(made, "f32" if made.dtype == torch.float32 else kind)
     return f"row {library} {scales} {kind} {group} {bits(row, kind)} {bits(codes.view(torch.uint8))} {stored}"
 
 
 def torchao_rceil(kind, row):
     """NVIDIA's rule, as cuBLAS, Transformer Engine and SGLang have it."""
+    from torchao.prototype.mx_formats.config import ScaleCalculationMode
+    from torchao.prototype.mx_formats.mx_tensor import to_mx
     scales, codes = to_mx(row.reshape(1, -1), torch.float8_e4m3fn, GROUP, ScaleCalculationMode.RCEIL)
     return line("torchao", "kE8M0", kind, GROUP, row, codes, scales.view(torch.uint8))
 
 
 def compressed(kind, row, group):
     """compressed-tensors with a scale for each group: of all of the row (a channel), or of an MX group."""
+    from compressed_tensors.compressors.mxfp8.base import MXFP8QuantizationCompressor
+    from compressed_tensors.compressors.naive_quantized.base import NaiveQuantizationCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+    from compressed_tensors.quantization.utils.helpers import calculate_qparams
     mx = group == GROUP
     args = QuantizationArgs(num_bits=8, type="float", symmetric=True, dynamic=False, strategy="group" if mx else "channel",
                             group_size=group if mx else None, scale_dtype=torch.uint8 if mx else None)
@@ -91,13 +99,46 @@ def four(library, kind4, kind, group, row, codes, scales, global_scale=None):
     return f"four {library} {kind4} {kind} {group} {bits(row, kind)} {bits(codes.contiguous().view(torch.uint8))} {stored} {bits(one, 'f32')}"
 
 
+def modelopt_mxfp8(kind, row):
+    from modelopt.torch.quantization.qtensor import MXFP8QTensor
+    made, scales = MXFP8QTensor.quantize(row.reshape(1, -1))
+    return line("modelopt", "kE8M0", kind, GROUP, row, made._quantized_data, scales)
+
+
+def vllm_mxfp8(kind, row):
+    from vllm.model_executor.layers.quantization.utils.mxfp8_utils import _mxfp8_e4m3_quantize_torch
+    codes, scales = _mxfp8_e4m3_quantize_torch(row.reshape(1, -1))
+    return line("vllm", "kE8M0", kind, GROUP, row, codes, scales)
+
+
+def vllm_block_ue8m0(kind, row):
+    """As DeepGEMM has it: of bf16 and fp32 from 1e-4 on. With fp32 scales it multiplies by their inverse, where others divide."""
+    from vllm.utils.deep_gemm import per_block_cast_to_fp8
+    codes, scales = per_block_cast_to_fp8(row.reshape(1, -1), [1, GROUP], use_ue8m0=True)
+    return line("vllm", "kPowerOfTwo", kind, GROUP, row, codes, scales)
+
+
+def vllm_channel(kind, row):
+    from vllm.model_executor.layers.quantization.online import fp8
+    matrix = row.reshape(1, -1)
+    scales = fp8._fp8_channel_scale(matrix.abs().amax(-1, keepdim=True))
+    return line("vllm", "kF32", kind, len(row), row, fp8._fp8_quant_per_channel(matrix, scales), scales)
+
+
 def torchao_mxfp4(kind, row):
+    from torchao.prototype.mx_formats.config import ScaleCalculationMode
+    from torchao.prototype.mx_formats.mx_tensor import to_mx
     scales, codes = to_mx(row.reshape(1, -1), torch.float4_e2m1fn_x2, GROUP, ScaleCalculationMode.RCEIL)
     return four("torchao", "kMxFp4", kind, GROUP, row, codes, scales)
 
 
 def compressed_four(kind4, kind, group, row):
     """compressed-tensors' packed formats."""
+    from compressed_tensors.compressors.mxfp4.base import MXFP4PackedCompressor
+    from compressed_tensors.compressors.nvfp4.base import NVFP4PackedCompressor
+    from compressed_tensors.compressors.pack_quantized.base import PackedQuantizationCompressor
+    from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
+    from compressed_tensors.quantization.utils.helpers import calculate_qparams, generate_gparam
     compressor, dtype, strategy, type_ = {
         "kMxFp4Rounded": (MXFP4PackedCompressor, torch.uint8, "group", "float"),
         "kNvFp4": (NVFP4PackedCompressor, torch.float8_e4m3fn, "tensor_group", "float"),
@@ -113,31 +154,66 @@ def compressed_four(kind4, kind, group, row):
     return four("compressed-tensors", kind4, kind, group, row, made["weight_packed"], made["weight_scale"], made.get("weight_global_scale"))
 
 
-def lines():
+def of_torchao(kind, row, tiny):
+    if kind != "f16" and not (tiny and row.abs().max() < 2.0 ** -100):  # it has no MX of fp16, and takes for zeros what is below 2^-127
+        yield torchao_rceil(kind, row)
+        yield torchao_mxfp4(kind, row)
+
+
+def of_compressed_tensors(kind, row, tiny):
+    if kind != "f16":  # it keeps MX scales in fp16 while it divides
+        yield compressed(kind, row, GROUP)
+        yield compressed_four("kMxFp4Rounded", kind, GROUP, row)
+    yield compressed(kind, row, len(row))
+    yield compressed_four("kNvFp4", kind, 16, row)
+    yield compressed_four("kInt4", kind, 32, row)
+    yield compressed_four("kInt4", kind, 96, row)
+
+
+def of_modelopt(kind, row, tiny):
+    if kind != "f16":  # its powers overflow in fp16
+        yield modelopt_mxfp8(kind, row)
+
+
+def of_vllm(kind, row, tiny):
+    yield vllm_mxfp8(kind, row)
+    if all(part.abs().max() > 1e-4 for part in row.float().reshape(-1, GROUP)):
+        yield vllm_block_ue8m0(kind, row)
+        yield vllm_channel(kind, row)
+
+
+#: Each with the module that it is imported by.
+LIBRARIES = {"torchao": ("torchao", of_torchao), "compressed-tensors": ("compressed_tensors", of_compressed_tensors),
+             "modelopt": ("modelopt", of_modelopt), "vllm": ("vllm", of_vllm)}
+
+
+def lines(library):
+    of_library = LIBRARIES[library][1]
     for kind, (dtype, _, _) in KINDS.items():
-        for values in rows(kind):
-            row = torch.tensor(values, dtype=torch.float64).to(dtype)
-            yield compressed(kind, row, len(values))
-            if kind != "f16":  # torchao has no MX of fp16, and compressed-tensors keeps MX scales in fp16 while it divides
-                yield torchao_rceil(kind, row)
-                yield compressed(kind, row, GROUP)
-                yield torchao_mxfp4(kind, row)
-                yield compressed_four("kMxFp4Rounded", kind, GROUP, row)
-            yield compressed_four("kNvFp4", kind, 16, row)
-            yield compressed_four("kInt4", kind, 32, row)
-            yield compressed_four("kInt4", kind, 96, row)
-        yield compressed(kind, torch.zeros(5, dtype=dtype), 5)
-        yield compressed(kind, torch.tensor([-1.0, 0.5, -0.0], dtype=dtype), 3)
+        for tiny, make in ((False, rows), (True, tiny_rows)):
+            for values in make(kind):
+                yield from of_library(kind, torch.tensor(values, dtype=torch.float64).to(dtype), tiny)
+        if library == "compressed-tensors":
+            yield compressed(kind, torch.zeros(5, dtype=dtype), 5)
+            yield compressed(kind, torch.tensor([-1.0, 0.5, -0.0], dtype=dtype), 3)
 
 
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--update", action="store_true")
     args = parser.parse_args()
-    text = HEADER + "\n".join(lines()) + "\n"
+    stored = FILE.read_text()
+    made = HEADER
+    for library, (module, _) in LIBRARIES.items():
+        if importlib.util.find_spec(module) is None:
+            kept = [line for line in stored.splitlines() if line.split()[1:2] == [library] and line[0] != "#"]
+            print(f"{library} is not here: its {len(kept)} lines are as they were")
+        else:
+            kept = list(lines(library))
+        made += "\n".join(kept) + "\n" if kept else ""
     if args.update:
-        FILE.write_text(text)
-    elif text != FILE.read_text():
+        FILE.write_text(made)
+    elif made != stored:
         sys.exit(f"{FILE} differs from what the libraries give; look why, then --update")
 
 

@@ -51,12 +51,12 @@ def quantize(values: np.ndarray, dtype: str, kind: str, group: int):
     groups = values.reshape(rows, columns // group, group).astype(np.float32)
     amax = np.abs(groups).max(-1)
     if kind in ("kMxFp4", "kMxFp4Rounded"):
-        powers = 2.0 ** np.arange(-126, 128)
+        powers = 2.0 ** np.arange(-127, 128)
         # The first power of two that fits: 6 of it are not less, or 7 of it are more.
         index = np.searchsorted(6 * powers, amax.astype(np.float64), side="left") if kind == "kMxFp4" else np.searchsorted(
             7 * powers, amax.astype(np.float64), side="right")
         codes = e2m1((groups / powers[index][..., None].astype(np.float32)), kind == "kMxFp4")
-        return codes.reshape(rows, columns), (index + 1).astype(np.uint8), None
+        return codes.reshape(rows, columns), index.astype(np.uint8), None
     if kind == "kNvFp4":
         whole = in_kind(np.float32(2688) * in_kind(np.float32(1) / np.float32(max(np.abs(values).max(), LEAST[dtype])), dtype), dtype)
         stored = encode(in_kind(amax / np.float32(6), dtype) * whole)

@@ -67,14 +67,14 @@ def model(dtype: str, seed: int = 3) -> dict:
     return made
 
 
-def scale_of(amax: np.float32, rule: str, dtype: str) -> float:
+def scale_of(amax: np.float32, rule: str, dtype: str, in_a_byte: bool) -> float:
     if rule == "own":
         bits = to_kind(np.array([amax / np.float32(448)]), dtype)
         scale = float(floats(TensorMeta("", dtype, (1,)), bits)[0])
         return scale or EPSILON[dtype]
     if rule == "quotient":
         return float(max(amax / np.float32(448), np.float32(2.0**-126)))
-    power = 2.0**-126
+    power = 2.0 ** (-127 if in_a_byte else -126)
     while 448.0 * power < amax or (rule == "rounded" and 448.0 * power == amax):
         power *= 2
     return power
@@ -93,7 +93,7 @@ def expected(tensors: dict, format: str) -> dict:
         scales = np.empty([-(-n // b) for n, b in zip(values.shape, block)])
         for i, j in np.ndindex(*scales.shape):
             part = (slice(i * block[0], (i + 1) * block[0]), slice(j * block[1], (j + 1) * block[1]))
-            scales[i, j] = scale_of(np.abs(values[part]).max(), rule, meta.dtype)
+            scales[i, j] = scale_of(np.abs(values[part]).max(), rule, meta.dtype, scale_dtype == "U8")
             quotients = (values[part] / np.float32(scales[i, j])).astype(np.float32)
             if rule == "own":
                 quotients = floats(meta, to_kind(quotients, meta.dtype))

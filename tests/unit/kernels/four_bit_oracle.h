@@ -37,7 +37,7 @@ inline Group QuantizeGroup(const std::vector<double>& elements, bool special, El
   special = special || std::isnan(global);
   if (mx) {
     const bool rounded = kind == FourBitKind::kMxFp4Rounded;
-    divisor = std::ldexp(1.0, -126);
+    divisor = std::ldexp(1.0, -127);
     const double most = rounded ? 7.0 : 6.0;  // of a scale of 1
     while (amax > most * divisor || (rounded && amax == most * divisor)) divisor *= 2;
     made.scale = {static_cast<unsigned char>(special ? 0xff : std::ilogb(divisor) + 127)};

@@ -116,9 +116,9 @@ inline uint16_t Bits16(Element kind, double value) {
   return static_cast<uint16_t>(low);
 }
 
-/// The least power of two, from 2^-126 on, of which 448 times is no less than amax.
-inline double NextPowerOfTwo(double amax) {
-  double power = std::ldexp(1.0, -126);
+/// The least power of two, from 2^`least` on, of which 448 times is no less than amax.
+inline double NextPowerOfTwo(double amax, int least) {
+  double power = std::ldexp(1.0, least);
   while (448.0 * power < amax) power *= 2;
   return power;
 }
@@ -133,12 +133,12 @@ inline double ScaleOf(const QuantizeCase& c, double amax) {
       return scale > 0 ? scale : std::ldexp(1.0, -FormatOf(c.from).fraction_bits);
     }
     case ScaleKind::kE8M0Rounded: {
-      double power = std::ldexp(1.0, -126);
+      double power = std::ldexp(1.0, -127);
       while (448.0 * power <= amax) power *= 2;
       return power;
     }
     default:
-      return NextPowerOfTwo(amax);
+      return NextPowerOfTwo(amax, c.box.scale == ScaleKind::kE8M0 ? -127 : -126);
   }
 }
 
