@@ -88,6 +88,18 @@ class Actor(TrainingWorker):
 
 class Rollout(CheckpointEngineWorkerTest):
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
+    def fail_next_load(self):
+        """In the middle of it: the engine has one new tensor then."""
+        load = self.server_adapter.update_weights
+
+        async def fails(weights, **_):
+            self.server_adapter.update_weights = load
+            async for _ in weights:
+                raise RuntimeError("no memory, says the test")
+
+        self.server_adapter.update_weights = fails
+
+    @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def received(self):
         """name -> (dtype, bytes)"""
         return {name: (str(t.dtype), t.contiguous().view(-1).view(torch.uint8).numpy().tobytes())

@@ -89,10 +89,11 @@ class WeightwireCheckpointEngine(CheckpointEngineWithCache):  # type: ignore[mis
         self._failures_max = failures_max
         self._failures = 0
         self._host = host
-        self._name = f"verl-{uuid.uuid4().hex[:12]}"
+        self._name = _new_name()
         self._rendezvous: Rendezvous | None = None
         self._source: sender.Source | None = None
         self._receiver: Receiver | None = None
+        self._failed: Receiver | None = None  # to be closed
         self._staged: asyncio.Task[Version | None] | None = None
         self._role = _role(stage)
         self._published = False
@@ -105,6 +106,9 @@ class WeightwireCheckpointEngine(CheckpointEngineWithCache):  # type: ignore[mis
 
     def prepare(self) -> dict[str, Any]:
         """What the other workers must know of this one."""
+        if self._receiver is not None and self._receiver.failed:
+            # Registers anew, by a name that trainers can wait for: they might take the old registration for the new one.
+            self._failed, self._receiver, self._name = self._receiver, None, _new_name()
         if not self.is_master:
             return {"name": self._name, "role": self._role}
         if self._rendezvous is None:
@@ -220,6 +224,9 @@ class WeightwireCheckpointEngine(CheckpointEngineWithCache):  # type: ignore[mis
 
     async def _receive(self, receiver: Receiver) -> Version | None:
         try:
+            if self._failed is not None:
+                failed, self._failed = self._failed, None
+                await failed.close()
             announced, version = await receiver.receive(self._round["rendezvous"],
                                                          self._deadline + 2 * GRACE_SECONDS)
         except errors.WeightwireError as error:
@@ -255,12 +262,17 @@ class WeightwireCheckpointEngine(CheckpointEngineWithCache):  # type: ignore[mis
 
     async def close(self) -> None:
         """Leaves weightwire."""
-        if self._receiver is not None:
-            await self._receiver.close()
+        for receiver in (self._failed, self._receiver):
+            if receiver is not None:
+                await receiver.close()
         if self._source is not None:
             self._source.close()
         if self._rendezvous is not None:
             self._rendezvous.close()
+
+
+def _new_name() -> str:
+    return f"verl-{uuid.uuid4().hex[:12]}"
 
 
 def _as_error(error: BaseException, deadline: float) -> errors.WeightwireError:

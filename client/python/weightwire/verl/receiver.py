@@ -50,8 +50,14 @@ class Receiver:
         self._tensors: list[TensorMeta] = []
         self._wanted = 0
         self._awaited: asyncio.Future[Version] | None = None
+        self._given: Version | None = None
         #: The newest version that this worker has acknowledged.
         self.served: Version | None = None
+
+    @property
+    def failed(self) -> bool:
+        """Whether the engine did not install what was received last: it may hold some of it."""
+        return self._given is not None and not self._given.acknowledged
 
     async def receive(self, rendezvous: Mapping[str, Any], deadline: float) -> tuple[Announcement, Version]:
         """What the round that `rendezvous` tells of brings, complete and verified; `acknowledge` it when installed.
@@ -59,7 +65,9 @@ class Receiver:
         AbortedError: the trainer gave it up. UnavailableError: the trainer is gone. DeadlineError.
         """
         try:
-            return await asyncio.wait_for(self._receive(rendezvous), deadline)
+            announced, version = await asyncio.wait_for(self._receive(rendezvous), deadline)
+            self._given = version
+            return announced, version
         except asyncio.TimeoutError:
             raise errors.DeadlineError(f"no new weights within {deadline:g} s", code="DEADLINE_EXCEEDED",
                                        reason="deadline_exceeded", rank=f"{self.name}/0",
