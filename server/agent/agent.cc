@@ -28,7 +28,7 @@ control::AgentHello HelloOf(const Options& options) {
   hello.addresses = options.addresses;
   hello.features = control::kFeatureStale | control::kFeatureContentHash |
                    control::kFeatureQuantize | control::kFeatureScaleRules |
-                   control::kFeatureFourBits | control::kFeatureGather | control::kFeatureExclude |
+                   control::kFeatureFourBits | control::kFeatureOwnQuotient | control::kFeatureGather | control::kFeatureExclude |
                    control::kFeatureAddressesOnce;
   return hello;
 }

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Writes tests/data/low_precision.txt: what the libraries that define quantized formats make of rows of numbers, for
-tests/unit/kernels/quantize_test.cc. In an environment of its own (torch 2.13.0, torchao 0.18.0 and compressed-tensors 0.20.1
-wrote the file):
-  pip install torch torchao compressed-tensors
+tests/unit/kernels/quantize_test.cc. In an environment of its own (torch 2.13.0, torchao 0.18.0, compressed-tensors 0.20.1 and
+nvidia-modelopt 0.47.0 wrote the file):
+  pip install torch torchao compressed-tensors nvidia-modelopt
   VENV/bin/python tests/golden/low_precision.py            # exit 1 when the file would change
   VENV/bin/python tests/golden/low_precision.py --update   # writes
 """
@@ -62,7 +62,7 @@ def bits(values, kind=None):
 
 
 def line(library, scales, kind, group, row, codes, made):
-    stored = bits(made) if made.dtype == torch.uint8 else bits(made, kind)
+    stored = bits(made) if made.dtype == torch.uint8 else bits(made, "f32" if made.dtype == torch.float32 else kind)
     return f"row {library} {scales} {kind} {group} {bits(row, kind)} {bits(codes.view(torch.uint8))} {stored}"
 
 
@@ -113,6 +113,22 @@ def compressed_four(kind4, kind, group, row):
     return four("compressed-tensors", kind4, kind, group, row, made["weight_packed"], made["weight_scale"], made.get("weight_global_scale"))
 
 
+def modelopt(kind, row):
+    """nvidia-modelopt's functions, on a CPU, as its exporter calls them: fp8 of a whole tensor, with a scale for each row, and NVFP4."""
+    from modelopt.torch.export.quant_utils import to_quantized_weight
+    from modelopt.torch.quantization.qtensor import NVFP4QTensor
+    matrix, amax = row.reshape(1, -1), row.abs().amax().float()
+    whole = torch.tensor(amax.item() / 448)
+    yield line("modelopt", "kF32OwnQuotient", kind, len(row), row, to_quantized_weight(matrix, whole, "fp8"), whole)
+    rows_of = matrix.abs().amax(-1).float() / 448
+    yield line("modelopt", "kF32", kind, len(row), row, to_quantized_weight(matrix, rows_of, "fp8_pc_pt"), rows_of)
+    own = NVFP4QTensor.get_weights_scaling_factor_2(matrix)
+    for library, scale2 in ("modelopt", own), ("modelopt-fused", own * 3000):  # with that of a module whose weights are larger
+        scales = NVFP4QTensor.get_weights_scaling_factor(matrix, 16, scale2)[0]
+        codes = to_quantized_weight(matrix.clone(), scales, "nvfp4", scale2, 16)
+        yield four(library, "kNvFp4Modelopt", kind, 16, row, codes, scales, scale2)
+
+
 def lines():
     for kind, (dtype, _, _) in KINDS.items():
         for values in rows(kind):
@@ -123,6 +139,7 @@ def lines():
                 yield compressed(kind, row, GROUP)
                 yield torchao_mxfp4(kind, row)
                 yield compressed_four("kMxFp4Rounded", kind, GROUP, row)
+            yield from modelopt(kind, row)
             yield compressed_four("kNvFp4", kind, 16, row)
             yield compressed_four("kInt4", kind, 32, row)
             yield compressed_four("kInt4", kind, 96, row)

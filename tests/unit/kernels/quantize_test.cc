@@ -165,9 +165,11 @@ std::vector<unsigned char> Bytes(const std::string& digits, int bytes) {
 }
 
 ScaleKind KindNamed(const std::string& word) {
-  return word == "kE8M0"      ? ScaleKind::kE8M0
-         : word == "kOwnKind" ? ScaleKind::kOwnKind
-                              : ScaleKind::kE8M0Rounded;
+  return word == "kE8M0"             ? ScaleKind::kE8M0
+         : word == "kOwnKind"        ? ScaleKind::kOwnKind
+         : word == "kF32"            ? ScaleKind::kF32
+         : word == "kF32OwnQuotient" ? ScaleKind::kF32OwnQuotient
+                                     : ScaleKind::kE8M0Rounded;
 }
 
 TEST(QuantizeE4M3, GivesTheBytesOfTheLibrariesThatDefineTheFormats) {
