@@ -113,7 +113,7 @@ Status NotCalibrated(const TensorSpec& tensor, const layout::CanonicalSpace& sou
     const bool lacks = std::ranges::any_of(target.tensors, [&](const TensorSpec& wanted) {
       return wanted.name.ends_with(end) && !source.Find(wanted.name);
     });
-    if (lacks) words.append(words.empty() ? "hf:" : ",").append("skip=*").append(end);
+    if (lacks) words.append(words.empty() ? "hf:skip=*" : "|*").append(end);
   }
   return Refuse(Reason::kTensorMissing,
                 "a scale of activations follows from calibration, not from weights, and the source "

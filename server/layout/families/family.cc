@@ -327,10 +327,9 @@ Status Model::Add(const TensorTemplate& tensor, int64_t number, int64_t layer) {
     layer_of_.push_back(layer);
     scales_of_.push_back(-1);
   }
-  if (config_.scales && config_.scales->kv != KvScales::kNone) {
-    WW_RETURN_IF_ERROR(AddKvScales(tensor, first, layer));
-  }
-  return quantized ? Quantize(tensor, first, layer) : OkStatus();
+  const std::string name = canonical_.tensors[first].name;
+  if (quantized) WW_RETURN_IF_ERROR(Quantize(tensor, first, layer));
+  return AddKvScales(tensor.parts[0].role, name, layer);
 }
 
 Status Model::Quantize(const TensorTemplate& tensor, size_t first, int64_t layer) {
@@ -393,13 +392,12 @@ void Model::AddInputScale(const std::string& weight, int64_t layer) {
 }
 
 /// An MTP layer's attention has none: exporters leave these layers as they were.
-Status Model::AddKvScales(const TensorTemplate& tensor, size_t first, int64_t layer) {
+Status Model::AddKvScales(Role role, const std::string& name, int64_t layer) {
+  if (!config_.scales || config_.scales->kv == KvScales::kNone) return OkStatus();
   const WeightFormat& format = *config_.scales;
-  const Role role = tensor.parts[0].role;
   const bool attends = role == Role::kQWeight || role == Role::kKWeight || role == Role::kVWeight ||
                        role == Role::kKvDown;
   if (!attends || layer < 0 || config_.kinds[static_cast<size_t>(layer)].mtp) return OkStatus();
-  const std::string name = canonical_.tensors[first].name;
   const bool apart = name.ends_with(".q_proj.weight") || name.ends_with(".k_proj.weight") ||
                      name.ends_with(".v_proj.weight");
   const LayerKind& kind = config_.kinds[static_cast<size_t>(layer)];

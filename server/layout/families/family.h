@@ -337,9 +337,9 @@ class Model {
   Status PackExperts(const TensorTemplate& tensor, TensorSpec& weight, int64_t layer);
   /// A tensor beside that of a weight, stored in the shape `stored` where that is another one.
   void AddBeside(TensorSpec beside, int64_t layer, std::optional<Shape> stored = std::nullopt);
-  /// Scales of activations, and of the KV cache, beside weights that `tensor` made from `first` on.
+  /// Scales of activations, and of the KV cache, beside the weight of this name.
   void AddInputScale(const std::string& weight, int64_t layer);
-  Status AddKvScales(const TensorTemplate& tensor, size_t first, int64_t layer);
+  Status AddKvScales(Role role, const std::string& weight, int64_t layer);
   void SortByName();
 
   ModelConfig config_;
