@@ -123,6 +123,13 @@ Result<std::string> Quantized(const char* config, const char* format) {
       add(layout::UnpackedName(tensor.name), tensor,
           canonical.tensors[*canonical.ScalesOf(tensor.name)].name, tensor.block[1] * tensor.packed,
           tensor.scale_rule, tensor.packed, false);
+    } else if (tensor.dtype == layout::DType::kF8E4M3) {
+      return Fail(Status(Code::kInvalidArgument, Reason::kInvalidRequest,
+                         "modelopt's FP8 gives gate and up of an expert one scale, which is not "
+                         "made")
+                      .AtTensor(tensor.name)
+                      .Remedy("take fp8-channel-modelopt or nvfp4-modelopt, or leave the experts "
+                              "out, in ignore of a config.json"));
     } else if (layout::IsCalibrated(tensor.name)) {
       calibrated.push_back(tensor.name);
     } else if (tensor.name.ends_with(kBlocks)) {  // gpt-oss'

@@ -140,6 +140,13 @@ std::string_view InputOf(Role role, std::string_view weight) {
   }
 }
 
+/// modelopt gives gate and up of an expert one scale of both, also of whole tensors in fp8: what
+/// they hold passes as it is, and nothing makes it of one of them.
+bool SharesScale(const WeightFormat& format, Role role) {
+  return format.rule == ScaleRule::kOwnQuotient &&
+         (role == Role::kExpertGate || role == Role::kExpertUp);
+}
+
 /// Of a wrapper's tower: found by TowerPlace, not by role.
 bool IsTower(const TensorTemplate& tensor) {
   return tensor.parts[0].role == Role::kTower || tensor.parts[0].role == Role::kTowerLinear;
@@ -370,10 +377,15 @@ Status Model::Quantize(const TensorTemplate& tensor, size_t first, int64_t layer
     weight.block = {format.rows > 0 ? format.rows : weight.shape[0],
                     format.columns > 0 ? format.columns : weight.shape[1]};
     weight.scale_rule = format.rule;
+    const Shape block = weight.block;
+    if (SharesScale(format, tensor.parts[0].role)) {
+      weight.block = {};
+      weight.scale_rule = ScaleRule::kQuotient;
+    }
     TensorSpec scales{weight.name, format.scale.value_or(config_.dtype), weight.shape};
     scales.name.append(format.suffix);
-    scales.shape[0] = BlockCount(weight.shape[0], weight.block[0]);
-    scales.shape[1] = BlockCount(weight.shape[1], weight.block[1]);
+    scales.shape[0] = BlockCount(weight.shape[0], block[0]);
+    scales.shape[1] = BlockCount(weight.shape[1], block[1]);
     scales_of_[at] = std::ssize(canonical_.tensors);
     const Shape stored = format.StoredScales(scales.shape);
     AddBeside(std::move(scales), layer, stored);
