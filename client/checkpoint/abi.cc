@@ -106,16 +106,17 @@ Result<std::string> Quantized(const char* config, const char* format) {
   Json weights = Json::array();
   Json calibrated = Json::array();
   const auto add = [&](std::string_view name, const layout::TensorSpec& codes,
-                              const std::string& scales, int64_t columns, layout::ScaleRule rule,
-                              int64_t packed, bool turned) {
-    weights.push_back({{"name", name},
-                       {"codes", codes.name},
-                       {"scales", scales},
-                       {"block", {turned ? 1 : codes.block[0], columns}},
-                       {"rule", static_cast<int>(rule)},
-                       {"packed", packed},
-                       {"fused", fused.contains(std::string(name)) ? fused.at(std::string(name)) : ""},
-                       {"turned", turned}});
+                       const std::string& scales, int64_t columns, layout::ScaleRule rule,
+                       int64_t packed, bool turned) {
+    weights.push_back(
+        {{"name", name},
+         {"codes", codes.name},
+         {"scales", scales},
+         {"block", {turned ? 1 : codes.block[0], columns}},
+         {"rule", static_cast<int>(rule)},
+         {"packed", packed},
+         {"fused", fused.contains(std::string(name)) ? fused.at(std::string(name)) : ""},
+         {"turned", turned}});
   };
   for (const layout::TensorSpec& tensor : canonical.tensors) {
     constexpr std::string_view kBlocks = layout::kFusedBlocks;
@@ -159,8 +160,8 @@ Status QuantizeFourBits(const char* name, const ww_checkpoint_matrix& matrix, co
                         void* codes, void* scales) {
   const Element from = FloatElement(name);
   const kernels::FourBitKind kind = kernels::FourBitKindOf(matrix.rule);
-  if (from == Element::kOpaque1 || kernels::FourBitScaleBytes(kind, from) != matrix.scale_bytes || matrix.rows < 1 ||
-      matrix.columns < 1 || matrix.block_rows != 1 || matrix.block_columns < 8 ||
+  if (from == Element::kOpaque1 || kernels::FourBitScaleBytes(kind, from) != matrix.scale_bytes ||
+      matrix.rows < 1 || matrix.columns < 1 || matrix.block_rows != 1 || matrix.block_columns < 8 ||
       matrix.block_columns > 256 || matrix.block_columns % 8 != 0 ||
       matrix.columns % matrix.block_columns != 0) {
     return Status(Code::kInvalidArgument, Reason::kInvalidRequest,

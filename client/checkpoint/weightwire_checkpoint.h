@@ -100,7 +100,8 @@ int32_t ww_checkpoint_quantize(const char* dtype, const ww_checkpoint_matrix* ma
                                const void* source, void* codes, void* scales);
 
 /* NVFP4's global scale by `rule` (as of a matrix) of a tensor, or of several, that are given in
- * parts: `amax`, 0 at first, is the largest magnitude so far, and `global` the scale by it. INVALID_ARGUMENT: as ww_checkpoint_quantize. */
+ * parts: `amax`, 0 at first, is the largest magnitude so far, and `global` the scale by it.
+ * INVALID_ARGUMENT: as ww_checkpoint_quantize. */
 int32_t ww_checkpoint_global(const char* dtype, int32_t rule, const void* source, uint64_t elements,
                              float* amax, float* global);
 

@@ -86,7 +86,8 @@ std::optional<Status> OfPacked(const TensorSpec& tensor, const layout::Canonical
             "make a checkpoint with wwctl convert --quantize mxfp4-gpt-oss and push it, or run the "
             "engine without quantization_config");
   }
-  for (const std::string_view suffix : {layout::kSecondScale, std::string_view("_global_scale"), std::string_view("_shape")}) {
+  for (const std::string_view suffix :
+       {layout::kSecondScale, std::string_view("_global_scale"), std::string_view("_shape")}) {
     if (!tensor.name.ends_with(suffix)) continue;
     const std::string weight = tensor.name.substr(0, tensor.name.size() - suffix.size());
     const bool own_name = suffix == layout::kSecondScale;
@@ -138,8 +139,7 @@ Status Mismatch(const TensorSpec& tensor, uint32_t source_rank, DType from, uint
 Status NoSuchTensor(const TensorSpec& tensor, uint32_t target_rank,
                     const layout::CanonicalSpace& source, const layout::CanonicalSpace& target) {
   if (layout::IsCalibrated(tensor.name)) {
-    return NotCalibrated(tensor, source, target)
-        .AtRank(RankText(Side::kTarget, target_rank));
+    return NotCalibrated(tensor, source, target).AtRank(RankText(Side::kTarget, target_rank));
   }
   if (auto packed = OfPacked(tensor, source, target)) {
     return std::move(*packed).AtRank(RankText(Side::kTarget, target_rank));

@@ -105,8 +105,8 @@ bool IsLinear(const TensorTemplate& tensor) {
                                              tensor.parts[0].role) != std::end(kLinearRoles);
 }
 
-/// What linear layers of one module read: those with the same one are fused by engines. The weight's
-/// own name where no other reads the same.
+/// What linear layers of one module read: those with the same one are fused by engines. The
+/// weight's own name where no other reads the same.
 std::string_view InputOf(Role role, std::string_view weight) {
   switch (role) {
     case Role::kQWeight:
@@ -424,9 +424,9 @@ Status Model::AddKvScales(Role role, const std::string& name, int64_t layer) {
   const std::string_view scale = role == Role::kKWeight ? kCalibrated[2] : kCalibrated[3];
   std::string at = name.substr(0, name.rfind('.'));
   if (format.kv == KvScales::kAttention) at.resize(at.rfind('.'));
-  AddBeside({at + "." + std::string(scale), format.CalibratedType(scale, config_.dtype),
-             format.OfOne()},
-            layer);
+  AddBeside(
+      {at + "." + std::string(scale), format.CalibratedType(scale, config_.dtype), format.OfOne()},
+      layer);
   return OkStatus();
 }
 

@@ -299,8 +299,8 @@ class Model {
   int64_t LayerOf(uint32_t tensor) const { return layer_of_[tensor]; }
   /// The shape under which a Hugging Face checkpoint stores canonical tensor `tensor`.
   Shape StoredShape(uint32_t tensor) const;
-  /// Of each weight in modelopt's NVFP4, what it has in common with those that read the same as it, and no
-  /// others: engines hold these as one, with one scale of whole tensors.
+  /// Of each weight in modelopt's NVFP4, what it has in common with those that read the same as it,
+  /// and no others: engines hold these as one, with one scale of whole tensors.
   const std::map<std::string, std::string>& fused() const { return fused_; }
   /// The tensor with the scales of fp8 weight `tensor`; nullopt for all others.
   std::optional<uint32_t> ScalesOf(uint32_t tensor) const;
@@ -344,10 +344,10 @@ class Model {
 
   ModelConfig config_;
   CanonicalSpace canonical_;
-  std::vector<bool> joined_;        ///< by canonical tensor
-  std::map<std::string, Shape> stored_;  ///< other shapes of scales, by name
+  std::vector<bool> joined_;                  ///< by canonical tensor
+  std::map<std::string, Shape> stored_;       ///< other shapes of scales, by name
   std::map<std::string, std::string> fused_;  ///< see fused()
-  std::vector<int64_t> layer_of_;   ///< by canonical tensor
+  std::vector<int64_t> layer_of_;             ///< by canonical tensor
   std::vector<int64_t> scales_of_;  ///< by canonical tensor: its scales; −1: it has none
   std::vector<uint32_t> position_;  ///< canonical tensor, by the order of creation
   /// By role, then by layer (one entry outside layers).

@@ -75,7 +75,8 @@ Status Undescribed(std::string_view what) {
           "described are quant_method \"fp8\" (fmt \"e4m3\", activation_scheme \"dynamic\", a "
           "weight_block_size of two sizes, scale_fmt \"ue8m0\" or none), \"mxfp8\", \"mxfp4\" of "
           "gpt_oss, compressed-tensors' weights in fp8, MXFP8, MXFP4, NVFP4 and groups of INT4, "
-          "and modelopt's MXFP8, FP8, FP8_PER_CHANNEL_PER_TOKEN, NVFP4 and W4A16_NVFP4. Run the engine in bf16, "
+          "and modelopt's MXFP8, FP8, FP8_PER_CHANNEL_PER_TOKEN, NVFP4 and W4A16_NVFP4. Run the "
+          "engine in bf16, "
           "without quantization_config; or push a checkpoint that is quantized already (wwctl "
           "push) "
           "to an engine with explicit layouts");
@@ -556,9 +557,8 @@ Result<WeightFormat> ReadModelopt(const Json& json) {
   if (!IsSilent(json, "kv_cache_scheme")) {
     const Json& scheme = json["kv_cache_scheme"];
     if (!scheme.is_object()) return Fail(Undescribed("has kv_cache_scheme " + Shown(scheme)));
-    WW_FAIL_IF_ERROR(CheckFields(
-        scheme, "kv_cache_scheme.",
-        {{"dynamic", {false}}, {"num_bits", {8}}, {"type", {"float"}}}));
+    WW_FAIL_IF_ERROR(CheckFields(scheme, "kv_cache_scheme.",
+                                 {{"dynamic", {false}}, {"num_bits", {8}}, {"type", {"float"}}}));
     format.kv = KvScales::kProjections;
   }
   return format;
@@ -576,9 +576,7 @@ constexpr Reader kReaders[] = {{"fp8", ReadFp8},
 
 /// As its exporter writes it.
 Json ModeloptConfigOf(const ModeloptAlgorithm& algorithm, const std::vector<std::string>& skipped) {
-  Json json = {{"quant_method", "modelopt"},
-               {"quant_algo", algorithm.name},
-               {"ignore", skipped}};
+  Json json = {{"quant_method", "modelopt"}, {"quant_algo", algorithm.name}, {"ignore", skipped}};
   const bool silent = algorithm.group == 32 || algorithm.format == "fp8-channel-modelopt";
   if (silent) return json;
   const auto arguments = [&algorithm](int bits) {

@@ -53,8 +53,8 @@ inline Group QuantizeGroup(const std::vector<double>& elements, bool special, El
     const double held = wanted == 0 ? 1 : std::clamp(wanted, std::ldexp(1.0, -9), 448.0);
     const uint8_t code = special ? 0x7f : EncodeE4M3(static_cast<float>(held));
     made.scale = {code};
-    divisor = static_cast<double>(
-        static_cast<float>(DecodeE4M3(code) * static_cast<double>(global)));
+    divisor =
+        static_cast<double>(static_cast<float>(DecodeE4M3(code) * static_cast<double>(global)));
     if (global == 0) divisor = HUGE_VAL;  // of a tensor of zeros all codes are 0
   } else {
     divisor = RoundTo(from, static_cast<float>(amax / 7.5));

@@ -603,8 +603,8 @@ TEST(WeightFormats, ModeloptsNvFp4IsUnderTheWeightsOwnName) {
     const auto codes = layout->canonical.Find(module + "weight");
     ASSERT_TRUE(codes.has_value());
     EXPECT_EQ(layout->canonical.tensors[*codes],
-              (TensorSpec{module + "weight", DType::kU8, {16, 32}, {1, 8},
-                          ScaleRule::kNvFp4Modelopt, 2}));
+              (TensorSpec{
+                  module + "weight", DType::kU8, {16, 32}, {1, 8}, ScaleRule::kNvFp4Modelopt, 2}));
     const std::vector<std::tuple<std::string, DType, Shape>> beside = {
         {"weight_scale", DType::kF8E4M3, {16, 4}},
         {"weight_scale_2", DType::kF32, {}},
