@@ -124,7 +124,7 @@ Result<std::string> Quantized(const char* config, const char* format) {
       add(layout::UnpackedName(tensor.name), tensor,
           canonical.tensors[*canonical.ScalesOf(tensor.name)].name, tensor.block[1] * tensor.packed,
           tensor.scale_rule, tensor.packed, false);
-    } else if (tensor.dtype == layout::DType::kF8E4M3) {
+    } else if (tensor.dtype == layout::DType::kF8E4M3 && tensor.name.ends_with(".weight")) {
       return Fail(Status(Code::kInvalidArgument, Reason::kInvalidRequest,
                          "modelopt's FP8 gives gate and up of an expert one scale, which is not "
                          "made")
