@@ -106,7 +106,7 @@ typedef struct {
   int32_t code_bytes; /* 1: units of two codes; 4: of eight, as one little-endian number */
   int32_t from;
   int32_t kind; /* a kernels::FourBitKind */
-  float global; /* kNvFp4's: above 0, or NaN; of others ignored */
+  float global; /* of NVFP4: above 0 (kNvFp4Modelopt: or 0), or NaN; of others ignored */
 } ww_cuda_four_bit_job;
 
 typedef struct {

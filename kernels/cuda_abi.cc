@@ -97,9 +97,9 @@ const char* Wrong(const ww_cuda_four_bit_job& job) {
   if (job.codes == nullptr && job.scales == nullptr) return "codes and scales are null";
   if (job.code_bytes != 1 && job.code_bytes != 4) return "codes must lie in units of 1 or 4 bytes";
   const auto kind = static_cast<FourBitKind>(job.kind);
-  const bool above_zero = job.global > 0 && !std::isinf(job.global);
-  if (kind == FourBitKind::kNvFp4 && !above_zero && !std::isnan(job.global)) {
-    return "the global scale must be a number above 0, or NaN";
+  const bool below_zero = kind == FourBitKind::kNvFp4 ? job.global <= 0 : job.global < 0;
+  if (IsNvFp4(kind) && (below_zero || std::isinf(job.global))) {
+    return "the global scale must be a number above 0 (of modelopt's NVFP4 or 0), or NaN";
   }
   const auto from = static_cast<Element>(job.from);
   bool aligned = (job.codes == nullptr || Aligned(job.codes, job.code_bytes)) &&

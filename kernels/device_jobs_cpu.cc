@@ -88,7 +88,7 @@ DeviceFourBit MakeDeviceFourBit(const ww_cuda_four_bit_job& job) {
           job.code_bytes,
           static_cast<Element>(job.from),
           kind,
-          kind == FourBitKind::kNvFp4 ? job.global : 1.0f};
+          IsNvFp4(kind) ? job.global : 1.0f};
 }
 
 }  // namespace weightwire::kernels::internal

@@ -113,7 +113,8 @@ WW_HOST_DEVICE uint32_t ScaleInv(uint32_t amax, ScaleKind kind, Element from) {
   }
   if (kind == ScaleKind::kE8M0 && scale <= kLeastE8M0) return kLeastE8M0;
   scale = scale < 0x00800000u ? 0x00800000u : scale;
-  return kind == ScaleKind::kF32 ? scale : (scale + 0x007fffffu) & 0x7f800000u;
+  const bool power = kind == ScaleKind::kPowerOfTwo || kind == ScaleKind::kE8M0;
+  return power ? (scale + 0x007fffffu) & 0x7f800000u : scale;
 }
 
 /// Writes scale number `index` of those that begin at `scales`; `bits` is ScaleInv's.
@@ -136,7 +137,7 @@ WW_HOST_DEVICE uint32_t Quantized(uint32_t bits, float scale_inv) {
 }
 WW_HOST_DEVICE uint32_t Quantized(uint32_t bits, float scale_inv, ScaleKind kind, Element from) {
   const uint32_t quotient = AsBits(AsFloat(bits) / scale_inv);
-  return E4M3FromF32(kind == ScaleKind::kOwnKind ? InKind(quotient, from) : quotient);
+  return E4M3FromF32(RoundsQuotients(kind) ? InKind(quotient, from) : quotient);
 }
 
 /// To the nearest e2m1 (1 sign, 2 exponent with bias 1, 1 fraction), ties to even, at most ±6.
@@ -184,6 +185,15 @@ WW_HOST_DEVICE FourBitScale FourBitScaleOf(uint32_t amax, FourBitKind kind, Elem
     code = code == 0 ? 0x20u : code;  // 0.125
     return {number ? code : 0x7fu, AsFloat(F32FromE4M3(code)) / global};
   }
+  if (kind == FourBitKind::kNvFp4Modelopt) {
+    const uint32_t own = AsBits(AsFloat(amax) / (6.0f * global));
+    uint32_t code = E4M3FromF32(own);
+    code = code == 0 ? 0x01u : code;  // 2^-9
+    code = own == 0 || global == 0.0f ? 0x38u : code;
+    // An infinity makes 0 of each element of a tensor of zeros.
+    const float divisor = AsFloat(F32FromE4M3(code)) * global;
+    return {number ? code : 0x7fu, global == 0.0f ? AsFloat(kInfinityBits) : divisor};
+  }
   uint32_t scale = InKind(AsBits(AsFloat(amax) / 7.5f), from);
   scale = scale == 0 ? Epsilon(from) : scale;
   const uint32_t stored = number ? scale : 0x7fc00000u;
@@ -197,7 +207,10 @@ WW_HOST_DEVICE FourBitScale FourBitScaleOf(uint32_t amax, FourBitKind kind, Elem
 WW_HOST_DEVICE uint32_t FourBits(uint32_t bits, float divisor, FourBitKind kind, Element from) {
   const float quotient = AsFloat(bits) / divisor;
   if (kind == FourBitKind::kMxFp4) return E2M1FromF32(AsBits(quotient));
-  if (kind != FourBitKind::kInt4) return E2M1FromF32((bits << 1) == 0 ? 0u : AsBits(quotient));
+  if (kind != FourBitKind::kInt4) {
+    const uint32_t zero = kind == FourBitKind::kNvFp4Modelopt ? AsBits(quotient) : bits;
+    return E2M1FromF32((zero << 1) == 0 ? 0u : AsBits(quotient));
+  }
   float own = AsFloat(InKind(AsBits(quotient), from));
   own = own > 7.0f ? 7.0f : own < -8.0f ? -8.0f : own;
   // 1.5 · 2^23 has 1 as its last place, so the addition rounds to whole numbers.

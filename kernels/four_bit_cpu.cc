@@ -21,8 +21,9 @@ size_t IndexOf(Element from) {
 
 }  // namespace
 
-float NvFp4Global(float amax, Element from) {
+float NvFp4Global(float amax, Element from, FourBitKind kind) {
   if (!std::isfinite(amax)) return std::numeric_limits<float>::quiet_NaN();
+  if (kind == FourBitKind::kNvFp4Modelopt) return amax / 2688.0f;
   const float least = from == Element::kF16 ? 0x1p-14f : std::numeric_limits<float>::min();
   const auto in_kind = [from](float value) {
     return internal::AsFloat(internal::InKind(internal::AsBits(value), from));

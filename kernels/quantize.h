@@ -41,15 +41,23 @@ enum class ScaleKind : uint8_t {
   /// One byte, kPowerOfTwo's exponent + 127, but from 2^-127 on, which is also that of zeros: from
   /// 0 to 247, or 0xff for NaN.
   kE8M0 = 4,
+  /// As modelopt computes a scale of a whole tensor: kF32's, but each quotient is rounded to the
+  /// element's own kind.
+  kF32OwnQuotient = 5,
 };
-inline constexpr ScaleKind kLastScaleKind = ScaleKind::kE8M0;
+inline constexpr ScaleKind kLastScaleKind = ScaleKind::kF32OwnQuotient;
 /// Of scales by the layout::ScaleRule `rule` that have so many bytes each.
 constexpr ScaleKind ScaleKindOf(int rule, int bytes) {
+  constexpr int kOwnQuotientRule = 9;  // behind those of four bits
+  if (rule == kOwnQuotientRule) return ScaleKind::kF32OwnQuotient;
   const auto kind = static_cast<ScaleKind>(rule);
   return kind == ScaleKind::kPowerOfTwo && bytes == 1 ? ScaleKind::kE8M0 : kind;
 }
 constexpr bool IsE8M0(ScaleKind kind) {
   return kind == ScaleKind::kE8M0 || kind == ScaleKind::kE8M0Rounded;
+}
+constexpr bool RoundsQuotients(ScaleKind kind) {
+  return kind == ScaleKind::kOwnKind || kind == ScaleKind::kF32OwnQuotient;
 }
 /// Of scales of elements `from`.
 constexpr int ScaleBytes(ScaleKind kind, Element from) {

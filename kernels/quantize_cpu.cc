@@ -34,7 +34,7 @@ Loops ChooseLoops(Element from, ScaleKind scale) {
   }
   int index = static_cast<int>(from) - static_cast<int>(Element::kBF16);
   const internal::SimdKernels& simd = internal::Simd();
-  const auto& quantize = scale == ScaleKind::kOwnKind ? simd.quantize_own : simd.quantize;
+  const auto& quantize = RoundsQuotients(scale) ? simd.quantize_own : simd.quantize;
   return {simd.amax[index], quantize[index], simd.quantize_blocks[index], ElementBytes(from)};
 }
 

@@ -102,17 +102,21 @@ Result<std::string> Plan(const char* config, const char* from, const char* to, u
 Result<std::string> Quantized(const char* config, const char* format) {
   WW_ASSIGN(std::string text, layout::ConfigInFormat(config, format));
   WW_ASSIGN(const layout::CanonicalSpace canonical, layout::CanonicalFromConfig(text));
+  WW_ASSIGN(const auto fused, layout::FusedWeights(text));
   Json weights = Json::array();
-  const auto add = [&weights](std::string_view name, const layout::TensorSpec& codes,
-                              const std::string& scales, int64_t columns, layout::ScaleRule rule,
-                              int64_t packed, bool turned) {
-    weights.push_back({{"name", name},
-                       {"codes", codes.name},
-                       {"scales", scales},
-                       {"block", {turned ? 1 : codes.block[0], columns}},
-                       {"rule", static_cast<int>(rule)},
-                       {"packed", packed},
-                       {"turned", turned}});
+  Json calibrated = Json::array();
+  const auto add = [&](std::string_view name, const layout::TensorSpec& codes,
+                       const std::string& scales, int64_t columns, layout::ScaleRule rule,
+                       int64_t packed, bool turned) {
+    weights.push_back(
+        {{"name", name},
+         {"codes", codes.name},
+         {"scales", scales},
+         {"block", {turned ? 1 : codes.block[0], columns}},
+         {"rule", static_cast<int>(rule)},
+         {"packed", packed},
+         {"fused", fused.contains(std::string(name)) ? fused.at(std::string(name)) : ""},
+         {"turned", turned}});
   };
   for (const layout::TensorSpec& tensor : canonical.tensors) {
     constexpr std::string_view kBlocks = layout::kFusedBlocks;
@@ -120,13 +124,25 @@ Result<std::string> Quantized(const char* config, const char* format) {
       add(layout::UnpackedName(tensor.name), tensor,
           canonical.tensors[*canonical.ScalesOf(tensor.name)].name, tensor.block[1] * tensor.packed,
           tensor.scale_rule, tensor.packed, false);
+    } else if (tensor.dtype == layout::DType::kF8E4M3 && tensor.name.ends_with(".weight")) {
+      return Fail(Status(Code::kInvalidArgument, Reason::kInvalidRequest,
+                         "modelopt's FP8 gives gate and up of an expert one scale, which is not "
+                         "made")
+                      .AtTensor(tensor.name)
+                      .Remedy("take fp8-channel-modelopt or nvfp4-modelopt, or leave the experts "
+                              "out, in ignore of a config.json"));
+    } else if (layout::IsCalibrated(tensor.name)) {
+      calibrated.push_back(tensor.name);
     } else if (tensor.name.ends_with(kBlocks)) {  // gpt-oss'
       const auto name = tensor.name.substr(0, tensor.name.size() - kBlocks.size());
       add(name, tensor, name + std::string(layout::kFusedScales), 2 * tensor.shape.back(),
           layout::ScaleRule::kMxFp4, 2, true);
     }
   }
-  return Json{{"config", std::move(text)}, {"weights", std::move(weights)}}.dump();
+  return Json{{"config", std::move(text)},
+              {"weights", std::move(weights)},
+              {"calibrated", std::move(calibrated)}}
+      .dump();
 }
 
 using kernels::Element;
@@ -144,9 +160,8 @@ Status QuantizeFourBits(const char* name, const ww_checkpoint_matrix& matrix, co
                         void* codes, void* scales) {
   const Element from = FloatElement(name);
   const kernels::FourBitKind kind = kernels::FourBitKindOf(matrix.rule);
-  if (from == Element::kOpaque1 || matrix.rule > static_cast<int>(layout::kLastFourBitRule) ||
-      kernels::FourBitScaleBytes(kind, from) != matrix.scale_bytes || matrix.rows < 1 ||
-      matrix.columns < 1 || matrix.block_rows != 1 || matrix.block_columns < 8 ||
+  if (from == Element::kOpaque1 || kernels::FourBitScaleBytes(kind, from) != matrix.scale_bytes ||
+      matrix.rows < 1 || matrix.columns < 1 || matrix.block_rows != 1 || matrix.block_columns < 8 ||
       matrix.block_columns > 256 || matrix.block_columns % 8 != 0 ||
       matrix.columns % matrix.block_columns != 0) {
     return Status(Code::kInvalidArgument, Reason::kInvalidRequest,
@@ -158,22 +173,22 @@ Status QuantizeFourBits(const char* name, const ww_checkpoint_matrix& matrix, co
   return OkStatus();
 }
 
-Status AddToGlobal(const char* name, const void* source, uint64_t elements, float* amax,
-                   float* global) {
+Status AddToGlobal(const char* name, int32_t rule, const void* source, uint64_t elements,
+                   float* amax, float* global) {
   const Element from = FloatElement(name);
-  if (from == Element::kOpaque1) {
+  if (from == Element::kOpaque1 || !layout::IsNvFp4(static_cast<layout::ScaleRule>(rule))) {
     return Status(Code::kInvalidArgument, Reason::kInvalidRequest,
-                  std::string(name) + " has no largest magnitude");
+                  std::string(name) + " has no global scale by rule " + std::to_string(rule));
   }
   const float here = kernels::LargestMagnitude(source, static_cast<int64_t>(elements), from);
   if (!std::isfinite(here) || here > *amax) *amax = here;  // NaN and infinity stay
-  *global = kernels::NvFp4Global(*amax, from);
+  *global = kernels::NvFp4Global(*amax, from, kernels::FourBitKindOf(rule));
   return OkStatus();
 }
 
 Status QuantizeMatrix(const char* name, const ww_checkpoint_matrix& matrix, const void* source,
                       void* codes, void* scales) {
-  if (matrix.rule >= static_cast<int>(layout::kFirstFourBitRule)) {
+  if (layout::IsFourBit(static_cast<layout::ScaleRule>(matrix.rule))) {
     return QuantizeFourBits(name, matrix, source, codes, scales);
   }
   const Element from = FloatElement(name);
@@ -335,9 +350,9 @@ int32_t ww_checkpoint_quantize(const char* dtype, const ww_checkpoint_matrix* ma
   return Guarded([&] { return QuantizeMatrix(dtype, *matrix, source, codes, scales); });
 }
 
-int32_t ww_checkpoint_global(const char* dtype, const void* source, uint64_t elements, float* amax,
-                             float* global) {
-  return Guarded([&] { return AddToGlobal(dtype, source, elements, amax, global); });
+int32_t ww_checkpoint_global(const char* dtype, int32_t rule, const void* source, uint64_t elements,
+                             float* amax, float* global) {
+  return Guarded([&] { return AddToGlobal(dtype, rule, source, elements, amax, global); });
 }
 
 int32_t ww_checkpoint_copy(void* target, const void* source, const ww_checkpoint_block* block) {

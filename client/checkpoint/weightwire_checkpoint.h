@@ -17,7 +17,7 @@ extern "C" {
 #endif
 
 /* Changes with every change of what is below. Compare it first. */
-#define WW_CHECKPOINT_ABI_VERSION 5
+#define WW_CHECKPOINT_ABI_VERSION 6
 #define WW_CHECKPOINT_DIMS_MAX 8
 /* Instead of a rank. */
 #define WW_CHECKPOINT_ALL_RANKS UINT32_MAX
@@ -99,10 +99,11 @@ typedef struct {
 int32_t ww_checkpoint_quantize(const char* dtype, const ww_checkpoint_matrix* matrix,
                                const void* source, void* codes, void* scales);
 
-/* NVFP4's global scale of a tensor that is given in parts: `amax`, 0 at first, is its largest
- * magnitude so far, and `global` the scale by it. INVALID_ARGUMENT: as ww_checkpoint_quantize. */
-int32_t ww_checkpoint_global(const char* dtype, const void* source, uint64_t elements, float* amax,
-                             float* global);
+/* NVFP4's global scale by `rule` (as of a matrix) of a tensor, or of several, that are given in
+ * parts: `amax`, 0 at first, is the largest magnitude so far, and `global` the scale by it.
+ * INVALID_ARGUMENT: as ww_checkpoint_quantize. */
+int32_t ww_checkpoint_global(const char* dtype, int32_t rule, const void* source, uint64_t elements,
+                             float* amax, float* global);
 
 /* Of blocks of WW_CHECKPOINT_DELTA_BLOCK bytes, the last one shorter. */
 #define WW_CHECKPOINT_DELTA_BLOCK (1 << 20)

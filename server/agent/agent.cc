@@ -26,10 +26,10 @@ control::AgentHello HelloOf(const Options& options) {
   hello.incarnation = options.incarnation;
   hello.host = options.host;
   hello.addresses = options.addresses;
-  hello.features = control::kFeatureStale | control::kFeatureContentHash |
-                   control::kFeatureQuantize | control::kFeatureScaleRules |
-                   control::kFeatureFourBits | control::kFeatureGather | control::kFeatureExclude |
-                   control::kFeatureAddressesOnce;
+  hello.features =
+      control::kFeatureStale | control::kFeatureContentHash | control::kFeatureQuantize |
+      control::kFeatureScaleRules | control::kFeatureFourBits | control::kFeatureOwnQuotient |
+      control::kFeatureGather | control::kFeatureExclude | control::kFeatureAddressesOnce;
   return hello;
 }
 

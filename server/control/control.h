@@ -36,6 +36,8 @@ inline constexpr uint64_t kFeatureGather = 8;
 inline constexpr uint64_t kFeatureScaleRules = 1024;
 /// It makes codes of four bits, and their scales.
 inline constexpr uint64_t kFeatureFourBits = 2048;
+/// It makes codes by layout::ScaleRule::kOwnQuotient.
+inline constexpr uint64_t kFeatureOwnQuotient = 4096;
 /// It understands ExcludeCommand: as a source or a relay it can drop a reader while bytes move.
 inline constexpr uint64_t kFeatureExclude = 16;
 /// Its session remembers addresses that it was told (wire/addresses.h).

@@ -209,6 +209,9 @@ Status EpochPlanner::CheckQuantizes(const epoch::Spec& spec, const epoch::Engine
       if (pair.four_bits && lacks(ranks[rank], control::kFeatureFourBits)) {
         return refused(group, rank, "its agent cannot make weights of four bits");
       }
+      if (pair.own_quotient && lacks(ranks[rank], control::kFeatureOwnQuotient)) {
+        return refused(group, rank, "its agent cannot make fp8 of whole tensors as modelopt does");
+      }
     }
     return OkStatus();
   };

@@ -159,6 +159,11 @@ bool HasFourBits(const layout::CanonicalSpace& canonical) {
   });
 }
 
+bool HasOwnQuotients(const layout::CanonicalSpace& canonical) {
+  return std::ranges::find(canonical.tensors, layout::ScaleRule::kOwnQuotient,
+                           &layout::TensorSpec::scale_rule) != canonical.tensors.end();
+}
+
 }  // namespace
 
 Result<SchemeLayout> Work::Scheme(const std::string& config_json, const std::string& spec) const {
@@ -199,9 +204,10 @@ Result<PlannedPairPtr> Work::Plan(const AgreedLayoutPtr& from, const AgreedLayou
   const bool quantizes = Quantizes(built);
   const bool other_scales = quantizes && HasOtherScales(target->model.canonical);
   const bool four_bits = quantizes && HasFourBits(target->model.canonical);
+  const bool own_quotient = quantizes && HasOwnQuotients(target->model.canonical);
   return std::make_shared<const PlannedPair>(
       PlannedPair{std::make_shared<const plan::TransferPlan>(std::move(built)), source, target,
-                  quantizes, other_scales, four_bits});
+                  quantizes, other_scales, four_bits, own_quotient});
 }
 
 std::shared_ptr<const plan::RankSlice> Work::Slice(const plan::TransferPlan& plan, plan::Side side,

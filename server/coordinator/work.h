@@ -48,6 +48,7 @@ struct PlannedPair {
   bool quantizes = false;     ///< weights become fp8 on the way, at their source or gathered
   bool other_scales = false;  ///< with scales by a rule that not every agent knows
   bool four_bits = false;     ///< of codes that not every agent knows
+  bool own_quotient = false;  ///< by a rule that still fewer agents know
 };
 using PlannedPairPtr = std::shared_ptr<const PlannedPair>;
 

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <map>
 #include <string>
 #include <string_view>
 
@@ -14,5 +15,9 @@ namespace weightwire::layout {
 ///   kFailedPrecondition / kDtypeMismatch   the model is quantized already
 /// Else as LayoutFromScheme.
 Result<std::string> ConfigInFormat(std::string_view config_json, std::string_view format);
+
+/// By the name of each weight in modelopt's NVFP4, a text that those have in common that engines
+/// fuse. Errors as of ConfigInFormat.
+Result<std::map<std::string, std::string>> FusedWeights(std::string_view config_json);
 
 }  // namespace weightwire::layout

@@ -1,3 +1,4 @@
+#include <algorithm>
 #include <array>
 
 #include "server/layout/torch_dtype.h"
@@ -55,10 +56,17 @@ std::optional<DType> DTypeFromNumber(int number) {
   return static_cast<DType>(number);
 }
 
+bool IsCalibrated(std::string_view tensor) {
+  const size_t dot = tensor.rfind('.');
+  if (dot == std::string_view::npos) return false;
+  return std::ranges::find(kCalibrated, tensor.substr(dot + 1)) != std::end(kCalibrated);
+}
+
 bool CanStoreScales(ScaleRule rule, DType from, DType scales) {
   const bool byte = scales == DType::kF8E8M0 || scales == DType::kU8;
   switch (rule) {
     case ScaleRule::kQuotient:
+    case ScaleRule::kOwnQuotient:
       return scales == DType::kF32;
     case ScaleRule::kPowerOfTwo:
       return byte || scales == DType::kF32;
@@ -70,6 +78,7 @@ bool CanStoreScales(ScaleRule rule, DType from, DType scales) {
     case ScaleRule::kMxFp4Rounded:
       return byte;
     case ScaleRule::kNvFp4:
+    case ScaleRule::kNvFp4Modelopt:
       return scales == DType::kF8E4M3;
   }
   return false;

@@ -50,6 +50,13 @@ inline constexpr std::string_view kPackedSuffix = "_packed";
 /// What gpt-oss adds to the name of a tensor with all experts.
 inline constexpr std::string_view kFusedBlocks = "_blocks";
 inline constexpr std::string_view kFusedScales = "_scales";
+/// What modelopt adds to the name of a weight in NVFP4 for the scale of the whole tensor.
+inline constexpr std::string_view kSecondScale = "_scale_2";
+/// Scales of activations and of the KV cache, by the last part of their names: they follow from
+/// calibration, not from weights, so that nothing makes them.
+inline constexpr std::string_view kCalibrated[] = {"input_scale", "input_global_scale", "k_scale",
+                                                   "v_scale"};
+bool IsCalibrated(std::string_view tensor);
 /// The name without kPackedSuffix.
 std::string_view UnpackedName(std::string_view weight);
 
@@ -64,11 +71,19 @@ enum class ScaleRule : int {
   kMxFp4Rounded = 5,
   kNvFp4 = 6,
   kInt4 = 7,
+  kNvFp4Modelopt = 8,
+  kOwnQuotient = 9,  ///< of fp8: kQuotient, but quotients are rounded to the weight's own dtype
 };
-inline constexpr ScaleRule kLastScaleRule = ScaleRule::kPowerOfTwoRounded;  ///< of fp8
+inline constexpr ScaleRule kLastScaleRule = ScaleRule::kOwnQuotient;
 inline constexpr ScaleRule kFirstFourBitRule = ScaleRule::kMxFp4;
-inline constexpr ScaleRule kLastFourBitRule = ScaleRule::kInt4;
-constexpr bool IsFourBit(ScaleRule rule) { return rule >= kFirstFourBitRule; }
+inline constexpr ScaleRule kLastFourBitRule = ScaleRule::kNvFp4Modelopt;
+constexpr bool IsFourBit(ScaleRule rule) {
+  return rule >= kFirstFourBitRule && rule <= kLastFourBitRule;
+}
+/// Whether codes follow from the largest magnitude of a whole tensor, or of several.
+constexpr bool IsNvFp4(ScaleRule rule) {
+  return rule == ScaleRule::kNvFp4 || rule == ScaleRule::kNvFp4Modelopt;
+}
 /// Whether scales by the rule, of a weight that was `from`, can be stored as `scales`.
 bool CanStoreScales(ScaleRule rule, DType from, DType scales);
 

@@ -138,6 +138,8 @@ class Planner {
     const std::optional<uint32_t> found = source_.canonical.Find(spec.name);
     const std::span<PieceRef> wanted = target_pieces_.Of(canonical);
     if (found && source_.canonical.tensors[*found].shape != spec.shape) {
+      const bool unpacked = source_.canonical.tensors[*found].packed == 1;
+      if (unpacked && layout::IsNvFp4(spec.scale_rule)) return NeedsWholeTensor(spec);
       return OtherShape(spec, source_.canonical.tensors[*found].shape);
     }
     if (wanted.empty()) return OkStatus();
@@ -166,7 +168,7 @@ class Planner {
   /// What is made by another name, of a tensor of the weight's shape.
   Status CheckFourBits(const Origin& origin) const {
     const layout::TensorSpec& weight = *origin.quantized;
-    if (weight.scale_rule == layout::ScaleRule::kNvFp4) return NeedsWholeTensor(weight);
+    if (layout::IsNvFp4(weight.scale_rule)) return NeedsWholeTensor(weight);
     const layout::Shape& shape = source_.canonical.tensors[origin.tensor].shape;
     return shape == weight.shape ? OkStatus() : OtherShape(weight, shape);
   }

@@ -26,7 +26,7 @@ int64_t PackedIn(layout::ScaleRule rule, DType to) {
 /// Of codes and scales of four bits, whose block is of two sizes.
 std::optional<std::string> FourBitDefect(const CopyOp& op) {
   const bool scales = op.transform == Transform::kScales;
-  if (op.rule == layout::ScaleRule::kNvFp4) return "makes codes by the largest of a whole tensor";
+  if (layout::IsNvFp4(op.rule)) return "makes codes by the largest of a whole tensor";
   const int64_t packed = scales ? 1 : PackedIn(op.rule, op.target_dtype);
   int64_t group = 0;
   if (packed == 0 || __builtin_mul_overflow(op.block[1], packed, &group) || op.block[0] != 1 ||
@@ -65,7 +65,7 @@ bool SetMakes(int number, CopyOp& op) {
   op.transform = Transform::kElements;
   op.rule = layout::ScaleRule::kQuotient;
   if (number == 0) return true;
-  if (number < 0 || number > 2 + 2 * static_cast<int>(layout::kLastFourBitRule)) return false;
+  if (number < 0 || number > 2 + 2 * static_cast<int>(layout::kLastScaleRule)) return false;
   op.transform = number % 2 == 1 ? Transform::kCodes : Transform::kScales;
   op.rule = static_cast<layout::ScaleRule>((number - 1) / 2);
   return true;

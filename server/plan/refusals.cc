@@ -86,10 +86,13 @@ std::optional<Status> OfPacked(const TensorSpec& tensor, const layout::Canonical
             "make a checkpoint with wwctl convert --quantize mxfp4-gpt-oss and push it, or run the "
             "engine without quantization_config");
   }
-  for (const std::string_view suffix : {"_global_scale", "_shape"}) {
+  for (const std::string_view suffix :
+       {layout::kSecondScale, std::string_view("_global_scale"), std::string_view("_shape")}) {
     if (!tensor.name.ends_with(suffix)) continue;
     const std::string weight = tensor.name.substr(0, tensor.name.size() - suffix.size());
-    const auto packed = target.Find(weight + std::string(layout::kPackedSuffix));
+    const bool own_name = suffix == layout::kSecondScale;
+    const auto packed =
+        target.Find(own_name ? weight : weight + std::string(layout::kPackedSuffix));
     if (!packed || !source.Find(weight)) continue;
     if (suffix != "_shape") return NeedsWholeTensor(target.tensors[*packed]);
     return Refuse(Reason::kTensorMissing,
@@ -100,6 +103,25 @@ std::optional<Status> OfPacked(const TensorSpec& tensor, const layout::Canonical
             "which it began");
   }
   return std::nullopt;
+}
+
+/// Scales that are calibrated, with the words that leave all of them out.
+Status NotCalibrated(const TensorSpec& tensor, const layout::CanonicalSpace& source,
+                     const layout::CanonicalSpace& target) {
+  std::string words;
+  for (const std::string_view scale : layout::kCalibrated) {
+    const std::string end = std::string(".").append(scale);
+    const bool lacks = std::ranges::any_of(target.tensors, [&](const TensorSpec& wanted) {
+      return wanted.name.ends_with(end) && !source.Find(wanted.name);
+    });
+    if (lacks) words.append(words.empty() ? "hf:skip=*" : "|*").append(end);
+  }
+  return Refuse(Reason::kTensorMissing,
+                "a scale of activations follows from calibration, not from weights, and the source "
+                "has none")
+      .AtTensor(tensor.name)
+      .Remedy("leave it out, so that the engine keeps its own: " + words +
+              "; or publish a checkpoint that has them");
 }
 
 Status Mismatch(const TensorSpec& tensor, uint32_t source_rank, DType from, uint32_t target_rank,
@@ -116,6 +138,9 @@ Status Mismatch(const TensorSpec& tensor, uint32_t source_rank, DType from, uint
 
 Status NoSuchTensor(const TensorSpec& tensor, uint32_t target_rank,
                     const layout::CanonicalSpace& source, const layout::CanonicalSpace& target) {
+  if (layout::IsCalibrated(tensor.name)) {
+    return NotCalibrated(tensor, source, target).AtRank(RankText(Side::kTarget, target_rank));
+  }
   if (auto packed = OfPacked(tensor, source, target)) {
     return std::move(*packed).AtRank(RankText(Side::kTarget, target_rank));
   }

@@ -309,7 +309,8 @@ class Proof {
              rule == Rule::kMxFp4 || rule == Rule::kMxFp4Rounded;
     }
     if (rule == Rule::kOwnKind || rule == Rule::kInt4) return to == from;
-    return to == DType::kF32 && (rule == Rule::kQuotient || rule == Rule::kPowerOfTwo);
+    return to == DType::kF32 &&
+           (rule == Rule::kQuotient || rule == Rule::kOwnQuotient || rule == Rule::kPowerOfTwo);
   }
 
   /// The canonical elements that a copy into `box` must read; nullopt when they are no whole

@@ -58,7 +58,9 @@ TEST(WireEnums, WhatCopiesMakeHasTheSameNumbers) {
       {layout::ScaleRule::kMxFp4, "_MXFP4"},
       {layout::ScaleRule::kMxFp4Rounded, "_MXFP4_ROUNDED"},
       {layout::ScaleRule::kNvFp4, "_NVFP4"},
-      {layout::ScaleRule::kInt4, "_INT4"}};
+      {layout::ScaleRule::kInt4, "_INT4"},
+      {layout::ScaleRule::kNvFp4Modelopt, "_NVFP4_MODELOPT"},
+      {layout::ScaleRule::kOwnQuotient, "_OWN_QUOTIENT"}};
   for (const auto& [rule, suffix] : rules) {
     for (const bool codes : {true, false}) {
       plan::CopyOp op;

@@ -154,6 +154,22 @@ def compressed_four(kind4, kind, group, row):
     return four("compressed-tensors", kind4, kind, group, row, made["weight_packed"], made["weight_scale"], made.get("weight_global_scale"))
 
 
+def modelopt(kind, row):
+    """nvidia-modelopt's functions, on a CPU, as its exporter calls them: fp8 of a whole tensor, with a scale for each row, and NVFP4."""
+    from modelopt.torch.export.quant_utils import to_quantized_weight
+    from modelopt.torch.quantization.qtensor import NVFP4QTensor
+    matrix, amax = row.reshape(1, -1), row.abs().amax().float()
+    whole = torch.tensor(amax.item() / 448)
+    yield line("modelopt", "kF32OwnQuotient", kind, len(row), row, to_quantized_weight(matrix, whole, "fp8"), whole)
+    rows_of = matrix.abs().amax(-1).float() / 448
+    yield line("modelopt", "kF32", kind, len(row), row, to_quantized_weight(matrix, rows_of, "fp8_pc_pt"), rows_of)
+    own = NVFP4QTensor.get_weights_scaling_factor_2(matrix)
+    for scale2 in own, own * 3000:  # the second with that of a module whose weights are larger
+        scales = NVFP4QTensor.get_weights_scaling_factor(matrix, 16, scale2)[0]
+        codes = to_quantized_weight(matrix.clone(), scales, "nvfp4", scale2, 16)
+        yield four("modelopt", "kNvFp4Modelopt", kind, 16, row, codes, scales, scale2)
+
+
 def of_torchao(kind, row, tiny):
     if kind != "f16" and not (tiny and row.abs().max() < 2.0 ** -100):  # it has no MX of fp16, and takes for zeros what is below 2^-127
         yield torchao_rceil(kind, row)
@@ -173,6 +189,8 @@ def of_compressed_tensors(kind, row, tiny):
 def of_modelopt(kind, row, tiny):
     if kind != "f16":  # its powers overflow in fp16
         yield modelopt_mxfp8(kind, row)
+    if not tiny:
+        yield from modelopt(kind, row)
 
 
 def of_vllm(kind, row, tiny):

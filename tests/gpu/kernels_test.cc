@@ -159,10 +159,10 @@ TEST_F(OnDevice, QuantizesRandomBoxesLikeTheCpu) {
 // Odd numbers of groups, more of them than a block of threads has, and the oracle's results.
 TEST_F(OnDevice, QuantizesToFourBitsLikeTheOracle) {
   auto random = SeededGenerator();
-  for (int i = 0; i < 12 * 32 && !HasFailure(); ++i) {
-    const auto kind = static_cast<FourBitKind>(i % 4);
-    const auto from = static_cast<Element>(static_cast<int>(Element::kBF16) + i / 4 % 3);
-    const int64_t group = 8 * (1 + i / 12);
+  for (int i = 0; i < 15 * 32 && !HasFailure(); ++i) {
+    const auto kind = static_cast<FourBitKind>(i % 5);
+    const auto from = static_cast<Element>(static_cast<int>(Element::kBF16) + i / 5 % 3);
+    const int64_t group = 8 * (1 + i / 15);
     const auto across = static_cast<int64_t>(1 + random() % 40);
     const oracle::FourBitCase c =
         oracle::RandomFourBitCase(random, kind, from, 1 + i % 9, across, group);

@@ -125,6 +125,37 @@ def gpt_oss(config: dict) -> dict:
     return stored
 
 
+def nemotron(config: dict) -> tuple[dict, dict]:
+    """NemotronHForCausalLM of the release's own code, whose router is a parameter, as is all of Mamba's but its two projections."""
+    hidden, experts, latent = config["hidden_size"], config["n_routed_experts"], config["moe_latent_size"]
+    heads, kv, size = config["num_attention_heads"], config["num_key_value_heads"], config["head_dim"]
+    inner, state = config["mamba_num_heads"] * config["mamba_head_dim"], config["n_groups"] * config["ssm_state_size"]
+    linear = {"lm_head": (config["vocab_size"], hidden)}
+    rest = other("backbone.embeddings.weight", config["vocab_size"], hidden) | other("backbone.norm_f.weight", hidden)
+    for layer, kind in enumerate(config["hybrid_override_pattern"]):
+        at = f"backbone.layers.{layer}"
+        rest |= other(f"{at}.norm.weight", hidden)
+        if kind == "M":
+            linear |= {f"{at}.mixer.in_proj": (2 * inner + 2 * state + config["mamba_num_heads"], hidden), f"{at}.mixer.out_proj": (hidden, inner)}
+            rest |= other(f"{at}.mixer.conv1d.weight", inner + 2 * state, 1, config["conv_kernel"])
+            rest |= other(f"{at}.mixer.conv1d.bias", inner + 2 * state) | other(f"{at}.mixer.norm.weight", inner)
+            for name in ("A_log", "D", "dt_bias"):
+                rest |= other(f"{at}.mixer.{name}", config["mamba_num_heads"])
+        elif kind == "*":
+            linear |= {f"{at}.mixer.q_proj": (heads * size, hidden), f"{at}.mixer.k_proj": (kv * size, hidden),
+                       f"{at}.mixer.v_proj": (kv * size, hidden), f"{at}.mixer.o_proj": (hidden, heads * size)}
+        else:
+            shared = config["moe_shared_expert_intermediate_size"]
+            linear |= {f"{at}.mixer.fc1_latent_proj": (latent, hidden), f"{at}.mixer.fc2_latent_proj": (hidden, latent),
+                       f"{at}.mixer.shared_experts.up_proj": (shared, hidden), f"{at}.mixer.shared_experts.down_proj": (hidden, shared)}
+            for expert in range(experts):
+                linear |= {f"{at}.mixer.experts.{expert}.up_proj": (config["moe_intermediate_size"], latent),
+                           f"{at}.mixer.experts.{expert}.down_proj": (latent, config["moe_intermediate_size"])}
+            rest |= other(f"{at}.mixer.gate.weight", experts, hidden)
+            rest |= other(f"{at}.mixer.gate.e_score_correction_bias", experts, dtype="F32")
+    return linear, rest
+
+
 # What each format stores of a Linear, as vLLM's loaders and compressed-tensors name and shape it.
 
 def blocks(name: str, rows: int, columns: int) -> dict:
@@ -141,6 +172,20 @@ def int4(name: str, rows: int, columns: int) -> dict:
             | other(f"{name}.weight_shape", 2, dtype="I64"))
 
 
+def static(name: str, rows: int, columns: int) -> dict:
+    return (other(f"{name}.weight", rows, columns, dtype="F8_E4M3") | other(f"{name}.weight_scale", 1) | other(f"{name}.input_scale", 1))
+
+
+def modelopt(name: str, rows: int, columns: int) -> dict:
+    return (other(f"{name}.weight", rows, columns, dtype="F8_E4M3") | other(f"{name}.weight_scale", dtype="F32")
+            | other(f"{name}.input_scale", dtype="F32"))
+
+
+def nvfp4(name: str, rows: int, columns: int) -> dict:
+    return (other(f"{name}.weight", rows, columns // 2, dtype="U8") | other(f"{name}.weight_scale", rows, columns // 16, dtype="F8_E4M3")
+            | other(f"{name}.weight_scale_2", dtype="F32") | other(f"{name}.input_scale", dtype="F32"))
+
+
 def kept(module: str, ignore: list[str]) -> bool:
     """compressed-tensors matches from the beginning of a name; the lists of fp8 here are whole names."""
     return any(re.match(entry[3:], module) if entry.startswith("re:") else entry == module for entry in ignore)
@@ -151,15 +196,22 @@ def wanted_of(release: str) -> dict:
     if release.startswith("gpt-oss"):
         return gpt_oss(config)
     method = config["quantization_config"]
-    linear, rest = (deepseek if config["model_type"] in ("deepseek_v3", "kimi_k2") else qwen)(config)
+    family = {"deepseek_v3": deepseek, "kimi_k2": deepseek, "nemotron_h": nemotron}.get(config["model_type"], qwen)
+    linear, rest = family(config)
     ignore = method.get("ignore") or method.get("modules_to_not_convert") or []
-    make = blocks if method["quant_method"] == "fp8" else int4 if method["format"] == "pack-quantized" else channels
+    make = (nvfp4 if method.get("quant_algo") == "NVFP4" else modelopt if method["quant_method"] == "modelopt" else
+            blocks if method["quant_method"] == "fp8" else int4 if method["format"] == "pack-quantized" else
+            channels if method["config_groups"]["group_0"]["input_activations"]["dynamic"] else static)
+    if method.get("kv_cache_scheme"):
+        for module in [module for module in linear if module.endswith(("k_proj", "v_proj"))]:
+            owner, scale = module.rpartition(".")[0], f"{module[-6]}_scale"
+            rest |= other(f"{module}.{scale}", dtype="F32") if method["quant_method"] == "modelopt" else other(f"{owner}.{scale}", 1)
     for module, sizes in linear.items():
         rest |= other(f"{module}.weight", *sizes) if kept(module, ignore) else make(module, *sizes)
     return rest
 
 
-@pytest.mark.parametrize("release", [name for name in RELEASES if "NVFP4" not in name])
+@pytest.mark.parametrize("release", RELEASES)
 def test_an_engines_loader_is_given_what_the_release_stores(planner, release):
     shown = planner(release, "--spec", "hf", "--rank", "0", "--json")
     assert shown.returncode == 0, shown.stderr
@@ -206,7 +258,12 @@ OWN_LOADER = ("give the engine's own loader the tensors of a checkpoint (hf)",)
     ("Qwen2.5-7B-Instruct-FP8-dynamic", "megatron:tp2", "vllm:tp2", ("fp8-channel", *OWN_LOADER)),
     ("Qwen3-30B-A3B-FP8", "megatron:tp4,ep4,etp1", "vllm:tp4",
      ("model.layers.0.mlp.experts.0.gate_proj.weight", "rows 0 to 192", "leave multiples of 128")),
-    ("NVIDIA-Nemotron-NVFP4", "hf", "hf", ('quant_algo "NVFP4"', "calibrated", "Run the engine in bf16", "push"))])
+    ("NVIDIA-Nemotron-NVFP4", "megatron:tp1", "hf:skip=*.input_scale|*.k_scale|*.v_scale",
+     ("mixer", "one global scale of a whole tensor", "wwctl convert --quantize")),
+    ("Qwen2.5-7B-Instruct-FP8-static", "megatron:tp2", "hf",
+     ("model.layers.0.mlp.down_proj.input_scale", "calibration", "hf:skip=*.input_scale|*.k_scale|*.v_scale;")),
+    ("Qwen2.5-7B-Instruct-FP8-modelopt", "megatron:tp2", "hf",
+     ("model.layers.0.mlp.down_proj.input_scale", "calibration", "hf:skip=*.input_scale|*.k_scale|*.v_scale;"))])
 def test_what_is_not_described_is_refused_by_its_name(planner, release, source, target, words):
     refused = planner(release, "--from", source, "--to", target)
     assert refused.returncode >= 64 and refused.stdout == ""

@@ -105,6 +105,48 @@ bool IsLinear(const TensorTemplate& tensor) {
                                              tensor.parts[0].role) != std::end(kLinearRoles);
 }
 
+/// What linear layers of one module read: those with the same one are fused by engines. The
+/// weight's own name where no other reads the same.
+std::string_view InputOf(Role role, std::string_view weight) {
+  switch (role) {
+    case Role::kQWeight:
+    case Role::kKWeight:
+    case Role::kVWeight:
+    case Role::kQDown:
+    case Role::kKvDown:
+    case Role::kIndexKey:
+    case Role::kLinearQkvz:
+    case Role::kLinearBa:
+    case Role::kLinearQkv:
+    case Role::kLinearZ:
+    case Role::kLinearB:
+    case Role::kLinearA:
+      return "attention";
+    case Role::kQUp:
+    case Role::kIndexQuery:
+      return "latent queries";
+    case Role::kGateWeight:
+    case Role::kUpWeight:
+      return "mlp";
+    case Role::kExpertGate:
+    case Role::kExpertUp:
+      return "expert";
+    case Role::kSharedGate:
+    case Role::kSharedUp:
+    case Role::kSharedExpertGate:
+      return "shared experts";
+    default:
+      return weight;
+  }
+}
+
+/// modelopt gives gate and up of an expert one scale of both, also of whole tensors in fp8: what
+/// they hold passes as it is, and nothing makes it of one of them.
+bool SharesScale(const WeightFormat& format, Role role) {
+  return format.rule == ScaleRule::kOwnQuotient &&
+         (role == Role::kExpertGate || role == Role::kExpertUp);
+}
+
 /// Of a wrapper's tower: found by TowerPlace, not by role.
 bool IsTower(const TensorTemplate& tensor) {
   return tensor.parts[0].role == Role::kTower || tensor.parts[0].role == Role::kTowerLinear;
@@ -271,7 +313,7 @@ Status Model::Add(const TensorTemplate& tensor, int64_t number, int64_t layer) {
       (!config_.scales->OfFusedExperts() || tensor.parts[0].role == Role::kExpertGate ||
        tensor.parts[0].role == Role::kExpertDown);
   const auto limit = static_cast<int64_t>(LayoutLimits{}.canonical_tensors_max);
-  constexpr int64_t kTensorsOfWeight = 4;  // of a packed one
+  constexpr int64_t kTensorsOfWeight = 5;  // of a packed one, of which k and v have another one
   if (std::ssize(canonical_.tensors) > limit - count * (quantized ? kTensorsOfWeight : 1)) {
     return {Code::kResourceExhausted, Reason::kLimitExceeded,
             "config.json gives more than " + std::to_string(limit) + " tensors"};
@@ -292,7 +334,9 @@ Status Model::Add(const TensorTemplate& tensor, int64_t number, int64_t layer) {
     layer_of_.push_back(layer);
     scales_of_.push_back(-1);
   }
-  return quantized ? Quantize(tensor, first, layer) : OkStatus();
+  const std::string name = canonical_.tensors[first].name;
+  if (quantized) WW_RETURN_IF_ERROR(Quantize(tensor, first, layer));
+  return AddKvScales(tensor.parts[0].role, name, layer);
 }
 
 Status Model::Quantize(const TensorTemplate& tensor, size_t first, int64_t layer) {
@@ -314,28 +358,82 @@ Status Model::Quantize(const TensorTemplate& tensor, size_t first, int64_t layer
               "name its module in modules_to_not_convert if it is not quantized, or send "
               "explicit layouts");
     }
+    const std::string name = weight.name;
+    if (format.rule == ScaleRule::kNvFp4Modelopt) {
+      const std::string expert = Has(tensor.name, kExpertMark) ? std::to_string(at - first) : "";
+      fused_[name] = std::string(InputOf(tensor.parts[0].role, name))
+                         .append(" ")
+                         .append(std::to_string(layer))
+                         .append(" ")
+                         .append(expert);
+    }
     if (format.packed > 1) {
       scales_of_[at] = std::ssize(canonical_.tensors);
       WW_RETURN_IF_ERROR(Pack(weight, layer));
+      AddInputScale(name, layer);
       continue;
     }
     weight.dtype = format.codes;
     weight.block = {format.rows > 0 ? format.rows : weight.shape[0],
                     format.columns > 0 ? format.columns : weight.shape[1]};
     weight.scale_rule = format.rule;
+    const Shape block = weight.block;
+    if (SharesScale(format, tensor.parts[0].role)) {
+      weight.block = {};
+      weight.scale_rule = ScaleRule::kQuotient;
+    }
     TensorSpec scales{weight.name, format.scale.value_or(config_.dtype), weight.shape};
     scales.name.append(format.suffix);
-    scales.shape[0] = BlockCount(weight.shape[0], weight.block[0]);
-    scales.shape[1] = BlockCount(weight.shape[1], weight.block[1]);
+    scales.shape[0] = BlockCount(weight.shape[0], block[0]);
+    scales.shape[1] = BlockCount(weight.shape[1], block[1]);
     scales_of_[at] = std::ssize(canonical_.tensors);
-    AddBeside(std::move(scales), layer, format.rows == 0);  // one scale is a vector of one
+    const Shape stored = format.StoredScales(scales.shape);
+    AddBeside(std::move(scales), layer, stored);
+    AddInputScale(name, layer);
   }
   return OkStatus();
 }
 
-void Model::AddBeside(TensorSpec beside, int64_t layer, bool joined) {
+void Model::AddInputScale(const std::string& weight, int64_t layer) {
+  const WeightFormat& format = *config_.scales;
+  if (format.input.empty()) return;
+  const std::string module = weight.substr(0, weight.rfind('.') + 1);
+  AddBeside({module + std::string(format.input), format.CalibratedType(format.input, config_.dtype),
+             format.OfOne()},
+            layer);
+}
+
+/// An MTP layer's attention has none: exporters leave these layers as they were.
+Status Model::AddKvScales(Role role, const std::string& name, int64_t layer) {
+  if (!config_.scales || config_.scales->kv == KvScales::kNone) return OkStatus();
+  const WeightFormat& format = *config_.scales;
+  const bool attends = role == Role::kQWeight || role == Role::kKWeight || role == Role::kVWeight ||
+                       role == Role::kKvDown;
+  if (!attends || layer < 0 || config_.kinds[static_cast<size_t>(layer)].mtp) return OkStatus();
+  const bool apart = name.ends_with(".q_proj.weight") || name.ends_with(".k_proj.weight") ||
+                     name.ends_with(".v_proj.weight");
+  const LayerKind& kind = config_.kinds[static_cast<size_t>(layer)];
+  if (!apart || config_.IsLatent() || kind.HasSizes()) {
+    return Status(Code::kInvalidArgument, Reason::kInvalidRequest,
+                  "quantization_config has a kv_cache_scheme, and the scales that it has of this "
+                  "attention are not described")
+        .AtTensor(name)
+        .Remedy("leave kv_cache_scheme out where the engine quantizes no KV cache");
+  }
+  if (role != Role::kKWeight && role != Role::kVWeight) return OkStatus();
+  const std::string_view scale = role == Role::kKWeight ? kCalibrated[2] : kCalibrated[3];
+  std::string at = name.substr(0, name.rfind('.'));
+  if (format.kv == KvScales::kAttention) at.resize(at.rfind('.'));
+  AddBeside(
+      {at + "." + std::string(scale), format.CalibratedType(scale, config_.dtype), format.OfOne()},
+      layer);
+  return OkStatus();
+}
+
+void Model::AddBeside(TensorSpec beside, int64_t layer, std::optional<Shape> stored) {
+  if (stored && *stored != beside.shape) stored_[beside.name] = std::move(*stored);
   canonical_.tensors.push_back(std::move(beside));
-  joined_.push_back(joined);
+  joined_.push_back(false);
   layer_of_.push_back(layer);
   scales_of_.push_back(-1);
 }
@@ -346,7 +444,7 @@ Status Model::Pack(TensorSpec& weight, int64_t layer) {
   WW_RETURN_IF_ERROR(CheckGroups(weight.name, weight.shape[1], format.columns));
   const std::string name = weight.name;
   const Shape shape = weight.shape;
-  weight.name.append(kPackedSuffix);
+  if (!format.OfModelopt()) weight.name.append(kPackedSuffix);
   weight.dtype = format.codes;
   weight.shape[1] /= format.packed;
   weight.block = {1, format.columns / format.packed};
@@ -356,8 +454,9 @@ Status Model::Pack(TensorSpec& weight, int64_t layer) {
              format.scale.value_or(config_.dtype),
              {shape[0], shape[1] / format.columns}},
             layer);
-  if (format.rule == ScaleRule::kNvFp4) {
-    AddBeside({name + "_global_scale", DType::kF32, {1}}, layer);
+  if (IsNvFp4(format.rule)) {
+    const std::string_view global = format.OfModelopt() ? kSecondScale : "_global_scale";
+    AddBeside({name + std::string(global), DType::kF32, format.OfOne()}, layer);
   } else if (format.rule == ScaleRule::kInt4) {
     AddBeside({name + "_shape", DType::kI64, {2}}, layer);
   }
@@ -447,6 +546,8 @@ std::optional<uint32_t> Model::ScalesOf(uint32_t tensor) const {
 
 Shape Model::StoredShape(uint32_t tensor) const {
   Shape shape = canonical_.tensors[tensor].shape;
+  const auto stored = stored_.find(canonical_.tensors[tensor].name);
+  if (stored != stored_.end()) return stored->second;
   if (!joined_[tensor]) return shape;
   const int64_t last = shape.back();
   shape.pop_back();
@@ -504,6 +605,12 @@ Result<std::string> ConfigInFormat(std::string_view config_json, std::string_vie
     return built ? OkStatus() : built.error();
   }());
   return text;
+}
+
+Result<std::map<std::string, std::string>> FusedWeights(std::string_view config_json) {
+  WW_ASSIGN(ModelConfig config, ParseModelConfig(config_json));
+  WW_ASSIGN(const Model model, Model::Build(std::move(config)));
+  return model.fused();
 }
 
 Result<CanonicalSpace> CanonicalFromConfig(std::string_view config_json) {

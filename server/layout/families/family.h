@@ -1,6 +1,7 @@
 #pragma once
 
 #include <array>
+#include <map>
 #include <optional>
 #include <span>
 #include <string>
@@ -298,6 +299,9 @@ class Model {
   int64_t LayerOf(uint32_t tensor) const { return layer_of_[tensor]; }
   /// The shape under which a Hugging Face checkpoint stores canonical tensor `tensor`.
   Shape StoredShape(uint32_t tensor) const;
+  /// Of each weight in modelopt's NVFP4, what it has in common with those that read the same as it,
+  /// and no others: engines hold these as one, with one scale of whole tensors.
+  const std::map<std::string, std::string>& fused() const { return fused_; }
   /// The tensor with the scales of fp8 weight `tensor`; nullopt for all others.
   std::optional<uint32_t> ScalesOf(uint32_t tensor) const;
   std::span<const MtpCopy> mtp_copies() const { return mtp_copies_; }
@@ -331,14 +335,19 @@ class Model {
   Status Pack(TensorSpec& weight, int64_t layer);
   /// The same of the experts of gpt-oss, which lie in one tensor.
   Status PackExperts(const TensorTemplate& tensor, TensorSpec& weight, int64_t layer);
-  /// A tensor beside that of a weight.
-  void AddBeside(TensorSpec beside, int64_t layer, bool joined = false);
+  /// A tensor beside that of a weight, stored in the shape `stored` where that is another one.
+  void AddBeside(TensorSpec beside, int64_t layer, std::optional<Shape> stored = std::nullopt);
+  /// Scales of activations, and of the KV cache, beside the weight of this name.
+  void AddInputScale(const std::string& weight, int64_t layer);
+  Status AddKvScales(Role role, const std::string& weight, int64_t layer);
   void SortByName();
 
   ModelConfig config_;
   CanonicalSpace canonical_;
-  std::vector<bool> joined_;        ///< by canonical tensor
-  std::vector<int64_t> layer_of_;   ///< by canonical tensor
+  std::vector<bool> joined_;                  ///< by canonical tensor
+  std::map<std::string, Shape> stored_;       ///< other shapes of scales, by name
+  std::map<std::string, std::string> fused_;  ///< see fused()
+  std::vector<int64_t> layer_of_;             ///< by canonical tensor
   std::vector<int64_t> scales_of_;  ///< by canonical tensor: its scales; −1: it has none
   std::vector<uint32_t> position_;  ///< canonical tensor, by the order of creation
   /// By role, then by layer (one entry outside layers).

@@ -18,18 +18,28 @@ struct WeightFormat::Expression {
 namespace {
 
 constexpr std::string_view kShortSuffix = kScaleSuffixes[1];
+constexpr std::string_view kInputScale = kCalibrated[0];
+constexpr std::string_view kInputGlobalScale = kCalibrated[1];
 constexpr IgnoreRule kNamesAndExpressions = IgnoreRule::kNamesAndExpressions;
 
 /// All that is described. Those with a size of 0 have theirs from the weight; fp8-block is also
 /// read with other blocks.
 constexpr int64_t kAll = 0;
-const std::array<WeightFormat, 13>& Formats() {
-  static const std::array<WeightFormat, 13> formats = {{
+const std::array<WeightFormat, 17>& Formats() {
+  static const std::array<WeightFormat, 17> formats = {{
       {"fp8-block", 128, 128},
       {"fp8-block-ue8m0", 128, 128, ScaleRule::kPowerOfTwo},
       {"mxfp8", 1, 32, ScaleRule::kPowerOfTwo, DType::kU8},
       {"mxfp8-modelopt", 1, 32, ScaleRule::kPowerOfTwo, DType::kU8, kShortSuffix,
        IgnoreRule::kGlobs},
+      {"fp8-modelopt", kAll, kAll, ScaleRule::kOwnQuotient, DType::kF32, kShortSuffix,
+       IgnoreRule::kGlobs, DType::kF8E4M3, 1, kInputScale},
+      {"fp8-channel-modelopt", 1, kAll, ScaleRule::kQuotient, DType::kF32, kShortSuffix,
+       IgnoreRule::kGlobs},
+      {"nvfp4-modelopt", 1, 16, ScaleRule::kNvFp4Modelopt, DType::kF8E4M3, kShortSuffix,
+       IgnoreRule::kGlobs, DType::kU8, 2, kInputScale},
+      {"nvfp4-w4a16-modelopt", 1, 16, ScaleRule::kNvFp4Modelopt, DType::kF8E4M3, kShortSuffix,
+       IgnoreRule::kGlobs, DType::kU8, 2},
       {"fp8-tensor", kAll, kAll, ScaleRule::kOwnKind, std::nullopt, kShortSuffix,
        kNamesAndExpressions},
       {"fp8-channel", 1, kAll, ScaleRule::kOwnKind, std::nullopt, kShortSuffix,
@@ -65,8 +75,8 @@ Status Undescribed(std::string_view what) {
           "described are quant_method \"fp8\" (fmt \"e4m3\", activation_scheme \"dynamic\", a "
           "weight_block_size of two sizes, scale_fmt \"ue8m0\" or none), \"mxfp8\", \"mxfp4\" of "
           "gpt_oss, compressed-tensors' weights in fp8, MXFP8, MXFP4, NVFP4 and groups of INT4, "
-          "and "
-          "modelopt's MXFP8. Run the engine in bf16, "
+          "and modelopt's MXFP8, FP8, FP8_PER_CHANNEL_PER_TOKEN, NVFP4 and W4A16_NVFP4. Run the "
+          "engine in bf16, "
           "without quantization_config; or push a checkpoint that is quantized already (wwctl "
           "push) "
           "to an engine with explicit layouts");
@@ -346,20 +356,56 @@ Result<WeightFormat> ReadScheme(const Json& weights, const std::string& stored) 
   return format;
 }
 
-Status CheckActivations(const Json& group, const char* key) {
-  const auto found = group.find(key);
-  if (found == group.end() || found->is_null()) return OkStatus();
-  const Json dynamic = found->is_object() ? found->value("dynamic", Json()) : Json();
-  if (dynamic == true) return OkStatus();
-  return Undescribed(
-      std::string("has ") + key +
-      " that are not dynamic: their scales are calibrated, which weights do not tell");
-}
-
 /// Whether nothing is said: null, or no entry.
 bool IsSilent(const Json& json, const char* key) {
   const auto found = json.find(key);
   return found == json.end() || found->is_null() || (found->is_structured() && found->empty());
+}
+
+/// One scale in fp8, symmetric, for all of a tensor: what is calibrated beyond that has other
+/// shapes, or zero points.
+Status CheckCalibrated(const Json& scheme, const std::string& where) {
+  WW_RETURN_IF_ERROR(CheckFields(scheme, where + ".",
+                                 {{"num_bits", {8}},
+                                  {"type", {"float"}},
+                                  {"strategy", {"tensor"}},
+                                  {"symmetric", {true}},
+                                  {"dynamic", {false}},
+                                  {"scale_dtype"},
+                                  {"zp_dtype"},
+                                  {"observer"},
+                                  {"observer_kwargs"}}));
+  for (const char* key : {"num_bits", "type", "strategy"}) {
+    if (IsSilent(scheme, key)) return Undescribed("has no " + where + "." + key);
+  }
+  return IsSilent(scheme, "scale_dtype") ? OkStatus()
+                                         : Undescribed("has a " + where + ".scale_dtype");
+}
+
+/// Sets `format.input` where activations have calibrated scales.
+Status ReadActivations(const Json& group, WeightFormat& format) {
+  if (!IsSilent(group, "output_activations")) {
+    return Undescribed("has output_activations, whose scales are not described");
+  }
+  const auto found = group.find("input_activations");
+  if (found == group.end() || found->is_null()) return OkStatus();
+  const Json dynamic = found->is_object() ? found->value("dynamic", Json()) : Json();
+  if (dynamic == true) return OkStatus();
+  if (dynamic == "local") {  // scales of groups, beside one of all that is calibrated
+    if (format.rule != ScaleRule::kNvFp4 || found->value("num_bits", Json()) != 4 ||
+        found->value("strategy", Json()) != "tensor_group" ||
+        found->value("symmetric", Json(true)) != true) {
+      return Undescribed("has input_activations with dynamic \"local\" that are not NVFP4's");
+    }
+    format.input = kInputGlobalScale;
+    return OkStatus();
+  }
+  if (!found->is_object() || format.packed > 1 || format.rule != ScaleRule::kOwnKind) {
+    return Undescribed(
+        "has input_activations that are not dynamic, of another kind than fp8 of weights in fp8");
+  }
+  format.input = kInputScale;
+  return CheckCalibrated(*found, "config_groups.input_activations");
 }
 
 constexpr const char* kMixed = "mixed-precision";  // each group says its own
@@ -390,7 +436,7 @@ Result<WeightFormat> ReadCompressedTensors(const Json& json) {
                                 {"sparsity_config"},
                                 {"transform_config"},
                                 {"version"}}));
-  for (const char* key : {"kv_cache_scheme", "sparsity_config", "transform_config"}) {
+  for (const char* key : {"sparsity_config", "transform_config"}) {
     if (!IsSilent(json, key)) {
       return Fail(Undescribed(std::string("has a ") + key + ", which is not described"));
     }
@@ -419,9 +465,6 @@ Result<WeightFormat> ReadCompressedTensors(const Json& json) {
                             Shown(inner)));
   }
   const Json stored = inner.is_null() ? outer : inner;
-  for (const char* key : {"input_activations", "output_activations"}) {
-    WW_FAIL_IF_ERROR(CheckActivations(group, key));
-  }
   const auto weights = group.find("weights");
   if (weights == group.end() || !weights->is_object()) {
     return Fail(Undescribed("has a config group without weights"));
@@ -431,6 +474,14 @@ Result<WeightFormat> ReadCompressedTensors(const Json& json) {
   const bool whole = std::ranges::find(kWholeByteFormats, stored) != kWholeByteFormats.end();
   if (format.packed == 1 && !stored.is_null() && !whole) {
     return Fail(Undescribed("has format " + Shown(stored) + " for weights of 8 bits"));
+  }
+  WW_FAIL_IF_ERROR(ReadActivations(group, format));
+  if (!IsSilent(json, "kv_cache_scheme")) {
+    if (!json["kv_cache_scheme"].is_object()) {
+      return Fail(Undescribed("has a kv_cache_scheme that is no object"));
+    }
+    WW_FAIL_IF_ERROR(CheckCalibrated(json["kv_cache_scheme"], "kv_cache_scheme"));
+    format.kv = KvScales::kAttention;
   }
   return format;
 }
@@ -442,21 +493,75 @@ Result<WeightFormat> ReadMxFp4(const Json& json) {
   return Format("mxfp4-gpt-oss");
 }
 
+/// What modelopt's exporter writes of its algorithms, in words of compressed-tensors.
+struct ModeloptAlgorithm {
+  std::string_view name;
+  std::string_view format;
+  int weight_bits;
+  int input_bits;  ///< 0: none are said, or nothing is calibrated
+  int64_t group;   ///< 0: no groups
+};
+constexpr ModeloptAlgorithm kAlgorithms[] = {
+    {"MXFP8", "mxfp8-modelopt", 8, 8, 32},
+    {"FP8", "fp8-modelopt", 8, 8, 0},
+    {"FP8_PER_CHANNEL_PER_TOKEN", "fp8-channel-modelopt", 8, 8, 0},
+    {"NVFP4", "nvfp4-modelopt", 4, 4, 16},
+    {"W4A16_NVFP4", "nvfp4-w4a16-modelopt", 4, 0, 16},
+};
+
+Status CheckModeloptArguments(const Json& json, const std::string& where, int bits, int64_t group) {
+  std::vector<Field> fields = {{"dynamic"}, {"num_bits", {bits}}, {"type", {"float"}}};
+  if (group > 0) fields.push_back({"group_size", {group}});
+  return CheckFields(json, where + ".", fields);
+}
+
+/// config_groups repeats what quant_algo says; a group that says otherwise is of another algorithm.
+Status CheckModeloptGroups(const Json& json, const ModeloptAlgorithm& algorithm) {
+  if (algorithm.format == "mxfp8-modelopt" || IsSilent(json, "config_groups")) return OkStatus();
+  const Json& groups = json["config_groups"];
+  if (!groups.is_object() || groups.size() != 1 || !groups.front().is_object()) {
+    return Undescribed("has config_groups of more than one group");
+  }
+  const Json& group = groups.front();
+  std::vector<Field> fields = {{"weights"}, {"targets", {Json{"Linear"}}}};
+  if (algorithm.input_bits > 0) fields.push_back({"input_activations"});
+  WW_RETURN_IF_ERROR(CheckFields(group, "config_groups.", fields));
+  for (const auto& [key, bits] : {std::pair("weights", algorithm.weight_bits),
+                                  std::pair("input_activations", algorithm.input_bits)}) {
+    if (IsSilent(group, key)) continue;
+    if (!group[key].is_object()) return Undescribed(std::string("has no object ") + key);
+    WW_RETURN_IF_ERROR(CheckModeloptArguments(group[key], std::string("config_groups.") + key, bits,
+                                              algorithm.group));
+  }
+  return OkStatus();
+}
+
 Result<WeightFormat> ReadModelopt(const Json& json) {
-  WW_ASSIGN(const std::optional<std::string> algorithm, OptionalString(json, "quant_algo"));
-  if (algorithm != "MXFP8") {
-    return Fail(Undescribed("has quant_algo \"" + algorithm.value_or("").substr(0, 64) +
-                            "\", which is not made on the way (FP8 and NVFP4 have scales of "
-                            "activations, which are calibrated)"));
+  WW_ASSIGN(const std::optional<std::string> said, OptionalString(json, "quant_algo"));
+  const auto algorithm =
+      std::ranges::find(kAlgorithms, said.value_or(""), &ModeloptAlgorithm::name);
+  if (algorithm == std::end(kAlgorithms)) {
+    return Fail(
+        Undescribed("has quant_algo \"" + said.value_or("").substr(0, 64) + "\" of modelopt"));
   }
   WW_FAIL_IF_ERROR(CheckFields(json, "",
                                {{"quant_method"},
                                 {"quant_algo"},
                                 {"producer"},
                                 {"ignore"},
-                                {"group_size", {32}},
-                                {"config_groups"}}));
-  return Format("mxfp8-modelopt");
+                                {"group_size", {algorithm->group}},
+                                {"config_groups"},
+                                {"kv_cache_scheme"}}));
+  WW_FAIL_IF_ERROR(CheckModeloptGroups(json, *algorithm));
+  WeightFormat format = Format(algorithm->format);
+  if (!IsSilent(json, "kv_cache_scheme")) {
+    const Json& scheme = json["kv_cache_scheme"];
+    if (!scheme.is_object()) return Fail(Undescribed("has kv_cache_scheme " + Shown(scheme)));
+    WW_FAIL_IF_ERROR(CheckFields(scheme, "kv_cache_scheme.",
+                                 {{"dynamic", {false}}, {"num_bits", {8}}, {"type", {"float"}}}));
+    format.kv = KvScales::kProjections;
+  }
+  return format;
 }
 
 struct Reader {
@@ -469,6 +574,22 @@ constexpr Reader kReaders[] = {{"fp8", ReadFp8},
                                {"compressed-tensors", ReadCompressedTensors},
                                {"modelopt", ReadModelopt}};
 
+/// As its exporter writes it.
+Json ModeloptConfigOf(const ModeloptAlgorithm& algorithm, const std::vector<std::string>& skipped) {
+  Json json = {{"quant_method", "modelopt"}, {"quant_algo", algorithm.name}, {"ignore", skipped}};
+  const bool silent = algorithm.group == 32 || algorithm.format == "fp8-channel-modelopt";
+  if (silent) return json;
+  const auto arguments = [&algorithm](int bits) {
+    Json said = {{"dynamic", false}, {"num_bits", bits}, {"type", "float"}};
+    if (algorithm.group > 0) said["group_size"] = algorithm.group;
+    return said;
+  };
+  Json group = {{"weights", arguments(algorithm.weight_bits)}, {"targets", {"Linear"}}};
+  if (algorithm.input_bits > 0) group["input_activations"] = arguments(algorithm.input_bits);
+  json["config_groups"] = {{"group_0", std::move(group)}};
+  return json;
+}
+
 /// The name of the tensor's module.
 std::string_view ModuleOf(std::string_view tensor) {
   const size_t dot = tensor.rfind('.');
@@ -476,6 +597,16 @@ std::string_view ModuleOf(std::string_view tensor) {
 }
 
 }  // namespace
+
+Shape WeightFormat::StoredScales(const Shape& scales) const {
+  if (rows == 0) return OfOne();
+  const bool of_rows = OfModelopt() && columns == 0;  // a vector
+  return of_rows ? Shape{scales[0]} : scales;
+}
+
+DType WeightFormat::CalibratedType(std::string_view scale_name, DType model) const {
+  return OfModelopt() || scale_name == kInputGlobalScale ? DType::kF32 : model;
+}
 
 bool WeightFormat::Skips(std::string_view tensor) const {
   bool found = false;
@@ -558,8 +689,10 @@ Result<Json> QuantizationConfigOf(std::string_view name, const std::vector<std::
                        "no format is called \"" + std::string(name.substr(0, 64)) + "\"")
                     .Remedy("use one of " + known));
   }
-  if (found->ignore == IgnoreRule::kGlobs) {
-    return Json{{"quant_method", "modelopt"}, {"quant_algo", "MXFP8"}, {"ignore", skipped}};
+  if (found->OfModelopt()) {
+    const auto algorithm = std::ranges::find(kAlgorithms, name, &ModeloptAlgorithm::format);
+    WW_CHECK(algorithm != std::end(kAlgorithms));
+    return ModeloptConfigOf(*algorithm, skipped);
   }
   if (found->OfFusedExperts()) {
     return Json{{"quant_method", "mxfp4"},

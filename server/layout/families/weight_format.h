@@ -26,6 +26,13 @@ enum class IgnoreRule {
   kGlobs,
 };
 
+/// Whose scales a quantized KV cache has.
+enum class KvScales {
+  kNone,
+  kProjections,  ///< "k_proj.k_scale", "v_proj.v_scale". modelopt.
+  kAttention,    ///< "self_attn.k_scale", "self_attn.v_scale". compressed-tensors.
+};
+
 /// How quantized weights are stored: what quantization_config of config.json says.
 ///
 /// Codes are F8_E4M3, under the weight's own name, or four bits each, packed. The scale of element
@@ -42,6 +49,11 @@ struct WeightFormat {
   IgnoreRule ignore = IgnoreRule::kParts;
   DType codes = DType::kF8E4M3;
   int64_t packed = 1;  ///< codes in one of `codes`
+  /// Beside each quantized weight: the last part of the name of a scale of what it reads, which is
+  /// calibrated (types.h); empty: none.
+  std::string_view input = {};
+  /// Beside weights of k and v, whether these are quantized or not: scales of the KV cache.
+  KvScales kv = KvScales::kNone;
   /// Entries without, and with, characters of a pattern.
   std::set<std::string, std::less<>> skipped = {};
   std::vector<std::string> patterns = {};
@@ -56,6 +68,13 @@ struct WeightFormat {
   /// gpt-oss': of its experts alone, which lie in one tensor with inputs first before, and with
   /// outputs first then: `…_blocks` [experts, outputs, groups, bytes] and `…_scales`.
   bool OfFusedExperts() const { return suffix == kFusedScales; }
+  bool OfModelopt() const { return ignore == IgnoreRule::kGlobs; }
+  /// Of a scale of a whole tensor, calibrated ones too.
+  Shape OfOne() const { return OfModelopt() ? Shape{} : Shape{1}; }
+  /// What a checkpoint has of the scales [rows, columns] of a matrix of fp8.
+  Shape StoredScales(const Shape& scales) const;
+  /// Of the calibrated scale of this name.
+  DType CalibratedType(std::string_view scale_name, DType model) const;
   /// Whether the tensor keeps the model's dtype: an entry speaks of it.
   bool Skips(std::string_view tensor) const;
   /// Calls visit(entry) for each that does; for some maybe twice.

@@ -94,7 +94,7 @@ TEST_F(CudaLibrary, SaysWhatIsWrongWithGroupsOfFourBits) {
   for (const int32_t from : {WW_OPAQUE8 + 0, WW_F32 + 1}) {
     expect([&](auto& job) { job.from = from; }, "only bf16, fp16 and fp32 can be quantized");
   }
-  for (const int32_t kind : {-1, kInt4 + 1}) {
+  for (const int32_t kind : {-1, static_cast<int32_t>(kLastFourBitKind) + 1}) {
     expect([&](auto& job) { job.kind = kind; }, "no such kind of four bits");
   }
   for (const int64_t group : {-8, 0, 4, 12, 264}) {
@@ -113,7 +113,7 @@ TEST_F(CudaLibrary, SaysWhatIsWrongWithGroupsOfFourBits) {
   expect([](auto& job) { job.code_bytes = 2; }, "codes must lie in units of 1 or 4 bytes");
   for (const float global : {0.0f, -1.0f, HUGE_VALF}) {
     expect([&](auto& job) { job.global = global; },
-           "the global scale must be a number above 0, or NaN");
+           "the global scale must be a number above 0 (of modelopt's NVFP4 or 0), or NaN");
   }
   const char* aligned = "a pointer is null or not aligned to its elements";
   expect([](auto& job) { job.source = nullptr; }, aligned);

@@ -262,8 +262,8 @@ class FourBitMemories {
 
 TEST(DeviceFourBit, EverySizeOfGroupsIsTheOracles) {
   auto random = SeededGenerator();
-  for (const FourBitKind kind :
-       {FourBitKind::kMxFp4, FourBitKind::kMxFp4Rounded, FourBitKind::kNvFp4, FourBitKind::kInt4}) {
+  for (int number = 0; number <= static_cast<int>(kLastFourBitKind); ++number) {
+    const auto kind = static_cast<FourBitKind>(number);
     for (const Element from : {Element::kBF16, Element::kF16, Element::kF32}) {
       for (int64_t group = 8; group <= 256 && !HasFailure(); group += 8) {
         for (int i = 0; i < 4; ++i) {
@@ -292,7 +292,7 @@ TEST(DeviceFourBit, MakesCodesAlone) {
   auto random = SeededGenerator();
   for (int i = 0; i < 60 && !HasFailure(); ++i) {
     const oracle::FourBitCase c = oracle::RandomFourBitCase(
-        random, static_cast<FourBitKind>(i % 4), static_cast<Element>(4 + i % 3), 5, 7, 32);
+        random, static_cast<FourBitKind>(i % 5), static_cast<Element>(4 + i % 3), 5, 7, 32);
     FourBitMemories memories(random, c, false);
     DeviceFourBit job = memories.Job();
     unsigned char* const scales = job.scales;

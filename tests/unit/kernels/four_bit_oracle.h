@@ -47,6 +47,15 @@ inline Group QuantizeGroup(const std::vector<double>& elements, bool special, El
     if (code == 0) code = 0x20;
     made.scale = {code};
     divisor = static_cast<float>(DecodeE4M3(code) / static_cast<double>(global));
+  } else if (kind == FourBitKind::kNvFp4Modelopt) {
+    const auto least = static_cast<double>(static_cast<float>(6.0 * static_cast<double>(global)));
+    const double wanted = least > 0 ? static_cast<double>(static_cast<float>(amax / least)) : 0;
+    const double held = wanted == 0 ? 1 : std::clamp(wanted, std::ldexp(1.0, -9), 448.0);
+    const uint8_t code = special ? 0x7f : EncodeE4M3(static_cast<float>(held));
+    made.scale = {code};
+    divisor =
+        static_cast<double>(static_cast<float>(DecodeE4M3(code) * static_cast<double>(global)));
+    if (global == 0) divisor = HUGE_VAL;  // of a tensor of zeros all codes are 0
   } else {
     divisor = RoundTo(from, static_cast<float>(amax / 7.5));
     if (divisor == 0) divisor = std::ldexp(1.0, -FormatOf(from).fraction_bits);
@@ -64,7 +73,8 @@ inline Group QuantizeGroup(const std::vector<double>& elements, bool special, El
       four.push_back(special ? 8 : static_cast<int>(std::nearbyint(own)) + 8);
     } else {
       const int code = Nearest(std::min(std::fabs(quotient), 6.0), {0, 0.5, 1, 1.5, 2, 3, 4, 6});
-      const bool keeps = kind == FourBitKind::kMxFp4 || element != 0;
+      const double zero = kind == FourBitKind::kNvFp4Modelopt ? quotient : element;
+      const bool keeps = kind == FourBitKind::kMxFp4 || zero != 0;
       four.push_back(special ? 0 : code | (std::signbit(element) && keeps ? 8 : 0));
     }
   }
@@ -113,8 +123,14 @@ inline FourBitCase RandomFourBitCase(std::mt19937_64& random, FourBitKind kind, 
       }
     }
   }
-  if (kind != FourBitKind::kNvFp4) return made;
-  made.global = NvFp4Global(LargestMagnitude(c.source.data(), group * made.groups(), from), from);
+  if (!IsNvFp4(kind)) return made;
+  made.global =
+      NvFp4Global(LargestMagnitude(c.source.data(), group * made.groups(), from), from, kind);
+  // That of several tensors, of which another one has larger elements.
+  if (kind == FourBitKind::kNvFp4Modelopt && random() % 3 == 0) {
+    made.global *= std::ldexp(1.0f, static_cast<int>(random() % 60));
+  }
+  if (std::isinf(made.global)) made.global = 1.5f;
   if (std::isnan(made.global) && random() % 2 == 0) made.global = 1.5f;
   return made;
 }

@@ -127,6 +127,7 @@ inline double NextPowerOfTwo(double amax, int least) {
 inline double ScaleOf(const QuantizeCase& c, double amax) {
   switch (c.box.scale) {
     case ScaleKind::kF32:
+    case ScaleKind::kF32OwnQuotient:
       return static_cast<double>(static_cast<float>(std::max(amax / 448.0, std::ldexp(1.0, -126))));
     case ScaleKind::kOwnKind: {
       const double scale = RoundTo(c.from, amax / 448.0);
@@ -187,7 +188,9 @@ inline Quantized Quantize(const QuantizeCase& c) {
       // Of two floats, the double quotient rounded to float is the float quotient.
       double quotient =
           static_cast<double>(static_cast<float>(Decode(c.from, LoadBits(c, row, column)) / value));
-      if (box.scale == ScaleKind::kOwnKind) quotient = RoundTo(c.from, quotient);
+      if (box.scale == ScaleKind::kOwnKind || box.scale == ScaleKind::kF32OwnQuotient) {
+        quotient = RoundTo(c.from, quotient);
+      }
       result
           .codes[static_cast<size_t>(row * box.target_stride[0] + column * box.target_stride[1])] =
           std::isnan(value) ? 0x7f : EncodeE4M3(std::clamp(quotient, -448.0, 448.0));

@@ -171,7 +171,8 @@ ScaleKind KindNamed(const std::string& word) {
                                                   {"kPowerOfTwo", ScaleKind::kPowerOfTwo},
                                                   {"kOwnKind", ScaleKind::kOwnKind},
                                                   {"kE8M0Rounded", ScaleKind::kE8M0Rounded},
-                                                  {"kE8M0", ScaleKind::kE8M0}};
+                                                  {"kE8M0", ScaleKind::kE8M0},
+                                                  {"kF32OwnQuotient", ScaleKind::kF32OwnQuotient}};
   return kinds.at(word);
 }
 

@@ -586,6 +586,117 @@ TEST(WeightFormats, FourBitsArePackedUnderTheNamesOfTheirDialect) {
   EXPECT_NE(cut.error().ToString().find("48 or 72"), std::string::npos) << cut.error().ToString();
 }
 
+nlohmann::json Modelopt(const char* algorithm, const nlohmann::json& patch = {}) {
+  return Patched({{"quant_method", "modelopt"},
+                  {"quant_algo", algorithm},
+                  {"ignore", {"*o_proj", "*down_proj"}}},  // of other sizes
+                 patch.is_null() ? nlohmann::json::object() : patch);
+}
+
+/// As modelopt's exporter writes them of a weight: q_proj is 16 x 64.
+TEST(WeightFormats, ModeloptsNvFp4IsUnderTheWeightsOwnName) {
+  for (const char* algorithm : {"NVFP4", "W4A16_NVFP4"}) {
+    const auto layout = Layout(With(Modelopt(algorithm)), "hf");
+    ASSERT_TRUE(layout.has_value()) << layout.error().ToString();
+    EXPECT_EQ(Validate(*layout), OkStatus());
+    const std::string module = "model.layers.1.self_attn.q_proj.";
+    const auto codes = layout->canonical.Find(module + "weight");
+    ASSERT_TRUE(codes.has_value());
+    EXPECT_EQ(layout->canonical.tensors[*codes],
+              (TensorSpec{
+                  module + "weight", DType::kU8, {16, 32}, {1, 8}, ScaleRule::kNvFp4Modelopt, 2}));
+    const std::vector<std::tuple<std::string, DType, Shape>> beside = {
+        {"weight_scale", DType::kF8E4M3, {16, 4}},
+        {"weight_scale_2", DType::kF32, {}},
+        {"input_scale", DType::kF32, {}}};
+    for (const auto& [name, dtype, shape] : beside) {
+      const LocalTensor* tensor = Named(layout->ranks[0], module + name);
+      if (name == "input_scale" && algorithm != std::string("NVFP4")) {
+        EXPECT_EQ(tensor, nullptr);
+        continue;
+      }
+      ASSERT_NE(tensor, nullptr) << name;
+      EXPECT_EQ(tensor->dtype, dtype) << name;
+      EXPECT_EQ(tensor->shape, shape) << name;
+    }
+  }
+}
+
+/// Names of what is calibrated beside q, k and v of a layer, with dtypes and shapes.
+TEST(WeightFormats, CalibratedScalesAreListedUnderTheNamesOfTheirDialect) {
+  const nlohmann::json fp8 = {
+      {"num_bits", 8}, {"type", "float"}, {"strategy", "tensor"}, {"dynamic", false}};
+  const nlohmann::json kv = {{"num_bits", 8}, {"type", "float"}, {"dynamic", false}};
+  const nlohmann::json local = {
+      {"num_bits", 4}, {"type", "float"}, {"strategy", "tensor_group"}, {"dynamic", "local"}};
+  const auto of_inputs = [](const nlohmann::json& inputs) {
+    return nlohmann::json{{"config_groups", {{"group_0", {{"input_activations", inputs}}}}}};
+  };
+  const nlohmann::json tensor = {{"strategy", "tensor"}};
+  const std::vector<std::tuple<nlohmann::json, std::set<std::string>, DType, Shape>> table = {
+      {Modelopt("FP8"), {"q.input_scale", "k.input_scale", "v.input_scale"}, DType::kF32, {}},
+      {Modelopt("FP8", {{"kv_cache_scheme", kv}, {"ignore", {"*"}}}),
+       {"k.k_scale", "v.v_scale"},
+       DType::kF32,
+       {}},
+      {Modelopt("W4A16_NVFP4"), {}, DType::kF32, {}},
+      {Modelopt("FP8_PER_CHANNEL_PER_TOKEN"), {}, DType::kF32, {}},
+      {CompressedTensors(tensor, of_inputs(fp8)),
+       {"q.input_scale", "k.input_scale", "v.input_scale"},
+       DType::kBF16,
+       {1}},
+      {CompressedTensors(tensor, {{"kv_cache_scheme", fp8}}),
+       {"k_scale", "v_scale"},
+       DType::kBF16,
+       {1}},
+      {Patched(FourBits("nvfp4-pack-quantized", {{"group_size", 16}, {"strategy", "tensor_group"}}),
+               of_inputs(local)),
+       {"q.input_global_scale", "k.input_global_scale", "v.input_global_scale"},
+       DType::kF32,
+       {1}},
+  };
+  for (const auto& [config, names, dtype, shape] : table) {
+    const auto layout = Layout(With(config), "hf");
+    ASSERT_TRUE(layout.has_value()) << config << layout.error().ToString();
+    const std::string attention = "model.layers.1.self_attn.";
+    std::set<std::string> found;
+    for (const LocalTensor& local_tensor : layout->ranks[0].tensors) {
+      if (!IsCalibrated(local_tensor.name) || !local_tensor.name.starts_with(attention)) continue;
+      if (local_tensor.name.find("o_proj") != std::string::npos) continue;
+      std::string name = local_tensor.name.substr(attention.size());
+      if (const size_t at = name.find("_proj"); at != std::string::npos) name.erase(at, 5);
+      found.insert(name);
+      EXPECT_EQ(local_tensor.dtype, dtype) << name;
+      EXPECT_EQ(local_tensor.shape, shape) << name;
+    }
+    EXPECT_EQ(found, names) << config;
+  }
+}
+
+/// The words of the refusal are those that a user adds, and then the plan is there.
+TEST(WeightFormats, CalibratedScalesAreLeftOutByTheWordsOfTheRefusal) {
+  nlohmann::json plain = Qwen3({{"hidden_size", 64}, {"dtype", "bfloat16"}});
+  plain.erase("quantization_config");
+  const nlohmann::json kv = {{"num_bits", 8}, {"type", "float"}, {"dynamic", false}};
+  const nlohmann::json config = With(Modelopt("FP8", {{"kv_cache_scheme", kv}}));
+  const auto source = Layout(plain, "megatron:tp2,vocab_pad=none");
+  const auto target = Layout(config, "hf");
+  ASSERT_TRUE(source.has_value() && target.has_value());
+  const auto refused = plan::BuildPlan(*source, *target);
+  ASSERT_FALSE(refused.has_value());
+  EXPECT_EQ(refused.error().reason(), Reason::kTensorMissing);
+  const std::string words = "hf:skip=*.input_scale|*.k_scale|*.v_scale";
+  EXPECT_NE(refused.error().remedy().find(words + ";"), std::string::npos)
+      << refused.error().ToString();
+  const auto without = Layout(config, words);
+  ASSERT_TRUE(without.has_value()) << without.error().ToString();
+  const auto plan = plan::BuildPlan(*source, *without);
+  ASSERT_TRUE(plan.has_value()) << plan.error().ToString();
+  EXPECT_EQ(plan::VerifyPlan(*plan, *source, *without), OkStatus());
+  // A release that has them sends them.
+  EXPECT_TRUE(plan::BuildPlan(*target, *target).has_value());
+}
+
 /// What each dialect says, as its engines read it; q_proj is 16 x 64.
 TEST(WeightFormats, EachDialectGivesItsGroupsNamesAndScales) {
   struct Row {
@@ -651,6 +762,20 @@ TEST(WeightFormats, EachDialectGivesItsGroupsNamesAndScales) {
        "_scale",
        DType::kU8,
        {16, 2}},
+      {"modelopt's FP8",
+       Modelopt("FP8"),
+       {16, 64},
+       ScaleRule::kOwnQuotient,
+       "_scale",
+       DType::kF32,
+       {}},
+      {"modelopt's FP8 of channels",
+       Modelopt("FP8_PER_CHANNEL_PER_TOKEN"),
+       {1, 64},
+       ScaleRule::kQuotient,
+       "_scale",
+       DType::kF32,
+       {16}},
   };
   for (const Row& row : table) {
     const auto layout = Layout(With(row.config), "hf");
@@ -712,8 +837,21 @@ TEST(WeightFormats, WhatIsUnderstoodAndNotMadeIsRefusedByName) {
       {Patched(Qwen3()["quantization_config"],
                {{"modules_to_not_convert", {"lm_head"}}, {"ignored_layers", {"mlp.down_proj"}}}),
        "of which a loader reads one"},
-      {{{"quant_method", "modelopt"}, {"quant_algo", "NVFP4"}}, "NVFP4"},
-      {{{"quant_method", "modelopt"}, {"quant_algo", "FP8"}}, "calibrated"},
+      {Modelopt("FP8_PB_WO"), "FP8_PB_WO"},
+      {Modelopt("MIXED_PRECISION"), "MIXED_PRECISION"},
+      {Modelopt("FP8", {{"kv_cache_scheme", "NVFP4"}}), "kv_cache_scheme \"NVFP4\""},
+      {Modelopt("FP8", {{"exclude_modules", {"lm_head"}}}), "exclude_modules"},
+      {Modelopt("NVFP4", {{"group_size", 32}}), "group_size 32"},
+      {Modelopt("NVFP4", of_group({{"weights", {{"num_bits", 8}}}})),
+       "config_groups.weights.num_bits 8"},
+      {Modelopt("W4A16_NVFP4", of_group({{"input_activations", {{"num_bits", 4}}}})),
+       "config_groups.input_activations"},
+      {Modelopt("NVFP4", of_group({{"pre_quant_scale", true}})), "pre_quant_scale"},
+      {CompressedTensors(channel, of_group({{"output_activations", {{"dynamic", true}}}})),
+       "output_activations"},
+      {CompressedTensors({{"strategy", "block"}, {"block_structure", {8, 16}}},
+                         of_group({{"input_activations", {{"dynamic", "local"}}}})),
+       "local"},
       {{{"quant_method", "mxfp4"}}, "mxfp4"},
       {{{"quant_method", "torchao"}, {"quant_type", "float8"}}, "torchao"},
       {{{"quant_method", "mxfp8"}, {"weight_block_size", {1, 16}}}, "weight_block_size"},
@@ -806,8 +944,10 @@ TEST(WeightFormats, TrainersReachEnginesLoadersWithProof) {
       Patched(fp8, {{"quant_method", "mxfp8"}, {"weight_block_size", {1, 32}}});
   for (const nlohmann::json& config :
        {CompressedTensors({{"strategy", "channel"}}), CompressedTensors({{"strategy", "tensor"}}),
-        mxfp8, Patched(fp8, {{"scale_fmt", "ue8m0"}})}) {
-    const auto target = Layout(With(config), "hf");
+        mxfp8, Patched(fp8, {{"scale_fmt", "ue8m0"}}), Modelopt("FP8"),
+        Modelopt("FP8_PER_CHANNEL_PER_TOKEN")}) {
+    const bool calibrated = config.value("quant_algo", "") == "FP8";
+    const auto target = Layout(With(config), calibrated ? "hf:skip=*.input_scale" : "hf");
     ASSERT_TRUE(target.has_value()) << target.error().ToString();
     for (const char* spec : {"megatron:tp2,vocab_pad=none", "fsdp:dp3", "hf"}) {
       const auto source = Layout(plain, spec);
@@ -820,7 +960,8 @@ TEST(WeightFormats, TrainersReachEnginesLoadersWithProof) {
       for (plan::Stream& stream : wrong.streams) {
         for (plan::CopyOp& op : stream.ops) {
           if (changed || op.transform == plan::Transform::kElements) continue;
-          op.rule = ScaleRule::kQuotient;
+          const bool quotient = op.rule == ScaleRule::kQuotient;
+          op.rule = quotient ? ScaleRule::kOwnQuotient : ScaleRule::kQuotient;
           changed = true;
         }
       }
@@ -853,8 +994,9 @@ TEST(WeightFormats, OtherRulesForScalesAreNeverMixed) {
 
 TEST(WeightFormats, WhatConvertWritesIsReadAsTheSameFormat) {
   for (const char* name :
-       {"fp8-block", "fp8-block-ue8m0", "mxfp8", "mxfp8-modelopt", "fp8-tensor", "fp8-channel",
-        "fp8-block-compressed-tensors", "mxfp8-compressed-tensors"}) {
+       {"fp8-block", "fp8-block-ue8m0", "mxfp8", "mxfp8-modelopt", "fp8-modelopt",
+        "fp8-channel-modelopt", "nvfp4-modelopt", "nvfp4-w4a16-modelopt", "fp8-tensor",
+        "fp8-channel", "fp8-block-compressed-tensors", "mxfp8-compressed-tensors"}) {
     const auto config = QuantizationConfigOf(name, {"lm_head"});
     ASSERT_TRUE(config.has_value()) << name;
     const auto read = ReadWeightFormat({{"quantization_config", *config}});

@@ -84,6 +84,8 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     one.add_argument("--quantize", metavar="FORMAT", help="of a Hugging Face checkpoint, with --to hf: fp8-block, fp8-block-ue8m0, "
                                                            "fp8-channel, fp8-tensor, mxfp8, …; a wrong one names them all; or "
                                                            "as this config.json says")
+    one.add_argument("--calibrated", metavar="FOLDER", help="with --quantize: a release of the model, from which scales of activations "
+                                                            "and of the KV cache are copied")
     one.add_argument("--verify", action="store_true", help="check the source's digests, read back and compare all")
     one.add_argument("--quiet", action="store_true")
     get = commands.add_parser("load", help="start a job's engines from a checkpoint or a peer, or try what ranks would load")
@@ -152,8 +154,8 @@ def main(arguments: Optional[List[str]] = None, prog: str = "python -m weightwir
     try:
         if args.command == "convert" and args.quantize:
             report = quantizing.quantize(args.source, args.target, args.to, args.quantize, config=args.config, memory=args.memory,
-                                         shard_bytes=args.shard_size, verify=args.verify, leave_out=args.leave_out, wwctl=args.wwctl,
-                                         on_progress=(lambda *_: None) if args.quiet else _Progress())
+                                         shard_bytes=args.shard_size, verify=args.verify, leave_out=args.leave_out,
+                                         calibrated=args.calibrated, wwctl=args.wwctl, on_progress=(lambda *_: None) if args.quiet else _Progress())
             print(f"{args.target}: {report.format}, {args.quantize}, {report.bytes} bytes"
                   + (f", {report.resumed} of them from before" if report.resumed else "") + (", verified" if args.verify else ""))
         elif args.command == "quantize":

@@ -15,11 +15,12 @@ from weightwire.checkpoint.stored import Bits, CheckpointError
 from weightwire.errors import reason_name
 
 FILE = "libweightwire_checkpoint.so"
-ABI_VERSION = 5
+ABI_VERSION = 6
 ALL_RANKS = 2**32 - 1
 _DIMS_MAX = 8
 #: layout::ScaleRule from here on are of elements of four bits.
 FOUR_BITS = 4
+NVFP4_MODELOPT = 8  # the last one
 #: The most that one code stands for (WW_CHECKPOINT_DELTA_BLOCK).
 DELTA_BLOCK_BYTES = 1 << 20
 _REMEDY = "build it with ./dev build, or install it with the wwctl of this release"
@@ -60,7 +61,7 @@ _SIGNATURES: Dict[str, Tuple[Any, List[Any]]] = {
     "plan": (ctypes.c_int32, [_TEXT, _TEXT, _TEXT, ctypes.c_uint32, _ANSWER]),
     "quantized": (ctypes.c_int32, [_TEXT, _TEXT, _ANSWER]),
     "quantize": (ctypes.c_int32, [_TEXT, ctypes.POINTER(_Matrix), ctypes.c_void_p, ctypes.c_void_p, ctypes.c_void_p]),
-    "global": (ctypes.c_int32, [_TEXT, ctypes.c_void_p, ctypes.c_uint64, ctypes.POINTER(ctypes.c_float), ctypes.POINTER(ctypes.c_float)]),
+    "global": (ctypes.c_int32, [_TEXT, ctypes.c_int32, ctypes.c_void_p, ctypes.c_uint64, ctypes.POINTER(ctypes.c_float), ctypes.POINTER(ctypes.c_float)]),
     "copy": (ctypes.c_int32, [ctypes.c_void_p, ctypes.c_void_p, ctypes.POINTER(_Block)]),
     "delta_size": (ctypes.c_int32, [_TEXT, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.POINTER(_Delta)]),
     "delta_encode": (ctypes.c_int32, [_TEXT, ctypes.c_void_p, ctypes.c_void_p, ctypes.c_uint64, ctypes.c_void_p,
@@ -102,15 +103,15 @@ class Library:
         """Writes codes and scales of a matrix of whole blocks, all of them flat arrays. CheckpointError: not of such a dtype."""
         rows = len(source) // columns
         blocks = -(-rows // block[0]) * -(-columns // block[1])
-        if rows * columns != len(source) or codes.nbytes * (2 if rule >= FOUR_BITS else 1) != len(source) or len(scales) != blocks:
+        if rows * columns != len(source) or codes.nbytes * (2 if FOUR_BITS <= rule <= NVFP4_MODELOPT else 1) != len(source) or len(scales) != blocks:
             raise CheckpointError(f"{len(source)} elements, {codes.nbytes} bytes of codes, {len(scales)} scales", reason="internal")
         matrix = _Matrix(rows, columns, block[0], block[1], rule, scales.itemsize, global_scale)
         self._call("quantize", _text(dtype), ctypes.byref(matrix), _address(source, 0), _address(codes, 0), _address(scales, 0))
 
-    def global_scale(self, dtype: str, source: Bits, amax: float) -> Tuple[float, float]:
-        """NVFP4's of a tensor that is given in parts: its largest magnitude with this part, and the scale by that."""
+    def global_scale(self, dtype: str, rule: int, source: Bits, amax: float) -> Tuple[float, float]:
+        """NVFP4's of what is given in parts: the largest magnitude with this part, and the scale by that."""
         known, made = ctypes.c_float(amax), ctypes.c_float()
-        self._call("global", _text(dtype), _address(source, 0), len(source), ctypes.byref(known), ctypes.byref(made))
+        self._call("global", _text(dtype), rule, _address(source, 0), len(source), ctypes.byref(known), ctypes.byref(made))
         return known.value, made.value
 
     def copy(self, target: Bits, target_offset: int, target_stride: Sequence[int], source: Bits,

@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from weightwire.checkpoint.conversion import OnProgress, identity_of
 from weightwire.checkpoint.execute import Bound
 from weightwire.checkpoint.formats import Opened, Wanted
-from weightwire.checkpoint.library import Library, library_of
+from weightwire.checkpoint.library import NVFP4_MODELOPT, Library, library_of
 from weightwire.checkpoint.loading import Report
 from weightwire.checkpoint.planner import planner_of
 from weightwire.checkpoint.sources import PathLike, find, open_checkpoint
@@ -29,6 +29,11 @@ from weightwire.memory import TensorMeta, dtype_bytes
 _FLOATS = ("BF16", "F16", "F32")
 _OWN_KIND, _NVFP4, _INT4 = 2, 6, 7  # layout::ScaleRule
 _SUFFIXES = ("_scale_inv", "_scale")
+_SECOND_SCALE = "_scale_2"
+#: Last parts of names of scales of activations and of the KV cache, which weights do not tell.
+_CALIBRATED = ("input_scale", "input_global_scale", "k_scale", "v_scale")
+#: Of formats with calibrated scales, what the dialect has without them.
+_WEIGHTS_ALONE = {"nvfp4-modelopt": "nvfp4-w4a16-modelopt"}
 #: What packed weights are called beside the weight's own name, and their scales.
 _PACKED = (("_packed", "_scale"), ("_blocks", "_scales"))
 _CHECK_BYTES = 64 << 20
@@ -44,11 +49,13 @@ class _Weight:
     packed: int
     #: Of all experts of gpt-oss: each expert's matrix has inputs first, its codes outputs.
     turned: bool
+    #: Weights with the same text have one global scale; empty: it has its own.
+    fused: str
 
     @property
     def beside(self) -> Tuple[str, ...]:
         """All that is made but the codes."""
-        last = {_NVFP4: "_global_scale", _INT4: "_shape"}.get(self.rule)
+        last = {_NVFP4: "_global_scale", _INT4: "_shape", NVFP4_MODELOPT: _SECOND_SCALE}.get(self.rule)
         return (self.scales,) if last is None else (self.scales, self.source.name + last)
 
     @property
@@ -57,10 +64,11 @@ class _Weight:
 
 
 def quantize(source: PathLike, target: PathLike, to: str, format: str, *, config: Optional[PathLike] = None, memory: int = 1 << 28,
-             shard_bytes: int = 5_000_000_000, verify: bool = False, leave_out: Sequence[str] = (), wwctl: Optional[str] = None,
-             on_progress: OnProgress = lambda what, done, total: None) -> Report:
+             shard_bytes: int = 5_000_000_000, verify: bool = False, leave_out: Sequence[str] = (), calibrated: Optional[PathLike] = None,
+             wwctl: Optional[str] = None, on_progress: OnProgress = lambda what, done, total: None) -> Report:
     """Writes `target`, which must not exist: the Hugging Face checkpoint `source` with its linear weights in `format`, but the head
-    and the routers of experts; or as the quantization_config of the config.json at the path `format` says. All else is copied.
+    and the routers of experts; or as the quantization_config of the config.json at the path `format` says. All else is copied; scales of activations and of the KV
+    cache come from the checkpoint `calibrated`.
     `memory` bounds what is held of the weights; `verify` computes all once more and compares. CheckpointError: refused, with tensor
     and remedy; OSError: a disk failed. Run again to go on.
     """
@@ -68,30 +76,39 @@ def quantize(source: PathLike, target: PathLike, to: str, format: str, *, config
     check_free(final)
     kind, spec = target_layout(to)
     found = find(source, spec=None, config=config, leave_out=leave_out, wwctl=wwctl, verify=verify)
+    donor: Optional[_Donor] = None
     try:
         if kind != "hf" or spec != "hf" or found.opened.format != "hf":
             raise CheckpointError(f"{found.opened.format} to {to}: only a Hugging Face checkpoint is quantized, to another one",
                                   remedy="convert it with --to hf first")
         library = library_of(wwctl)
-        answer = json.loads(library.quantized(found.described().read_text(), _format(format)))
+        said = _format(format) if calibrated else _WEIGHTS_ALONE.get(format, _format(format))
+        answer = json.loads(library.quantized(found.described().read_text(), said))
+        donor = _Donor(calibrated, answer["calibrated"])
         planner = planner_of(answer["config"], wwctl)
         weights = {w["codes"]: _weight(found.opened, w) for w in answer["weights"]}
-        metas = _metas(planner.layout("hf")[0], found.opened, weights)
+        metas = _metas(planner.layout("hf")[0], found.opened, weights, donor)
         wanted = Wanted("hf", to, "hf", [metas], shard_bytes, found.described(), config_text=answer["config"])
-        key = {"quantize": format, "config": answer["config"], "shard_bytes": shard_bytes, "source": identity_of(found)}
+        key = {"quantize": format, "calibrated": donor.identity(), "config": answer["config"], "shard_bytes": shard_bytes, "source": identity_of(found)}
         total = sum(meta.nbytes for meta in metas)
         beside = {name for weight in weights.values() for name in weight.beside}
         steps = [meta.name for meta in metas if meta.name not in beside]
         sizes = {meta.name: meta.nbytes for meta in metas}
         with Writing(final, wanted, key) as writing:
             tensors = {stored.name: stored for stored in writing.target.ranks[0]}
+            amaxes: Dict[str, Tuple[float, float]] = {}
+
+            def made_of(name: str) -> Iterator[Tuple[Stored, int, Bits]]:
+                if name in donor.tensors:
+                    return iter([(tensors[name], 0, donor.values(name))])
+                return _made(library, found.opened, name, weights, tensors, memory, amaxes)
 
             def size_of(name: str) -> int:
                 return sizes[name] + (sum(sizes[one] for one in weights[name].beside) if name in weights else 0)
 
             def each(names: Sequence[str], done: int, what: str, act: Callable[[Stored, int, Bits], None]) -> None:
                 for name in names:
-                    for made, begin, values in _made(library, found.opened, name, weights, tensors, memory):
+                    for made, begin, values in made_of(name):
                         act(made, begin, values)
                     done += size_of(name)
                     if what == "write":
@@ -107,6 +124,40 @@ def quantize(source: PathLike, target: PathLike, to: str, format: str, *, config
         return Report("hf", "hf", format, total, resumed, found.opened.left_out, found.opened.notes)
     finally:
         found.opened.files.close()
+        if donor is not None:
+            donor.close()
+
+
+class _Donor:
+    """The checkpoint that scales which are calibrated come from."""
+
+    def __init__(self, folder: Optional[PathLike], wanted: Sequence[str]):
+        self._opened = open_checkpoint(folder) if folder else None
+        there = self._opened.ranks[0] if self._opened else {}
+        missing = [name for name in wanted if name not in there]
+        if missing:
+            raise CheckpointError(f"{len(missing)} of {len(wanted)} scales of activations or of the KV cache are not there: they are "
+                                  "calibrated, weights do not tell them", reason="tensor_missing", tensor=missing[0],
+                                  remedy="--calibrated FOLDER: a release of the model that has them; or a format without them")
+        more = [name for name in there if name.rpartition(".")[2] in _CALIBRATED and name not in wanted]
+        if more:
+            raise CheckpointError(f"{folder} has {len(more)} scales that the format has not", reason="tensor_unexpected", tensor=more[0],
+                                  remedy=f"--quantize {folder}/config.json takes the format as that release has it")
+        self.tensors = {name: there[name] for name in wanted}
+
+    def identity(self) -> List[Any]:
+        return [[name, self.values(name).tobytes().hex()] for name in self.tensors]
+
+    def values(self, name: str) -> Bits:
+        assert self._opened is not None
+        stored = self.tensors[name]
+        if stored.count != 1 or stored.dtype not in _FLOATS:
+            raise CheckpointError(f"{stored.dtype} {list(stored.shape)} is no scale", reason="shape_mismatch", tensor=name)
+        return self._opened.files.flat(stored, 0, 1)
+
+    def close(self) -> None:
+        if self._opened is not None:
+            self._opened.files.close()
 
 
 def _format(format: str) -> str:
@@ -129,7 +180,8 @@ def _weight(opened: Opened, said: Mapping[str, Any]) -> _Weight:
     if stored.dtype not in _FLOATS:
         raise CheckpointError(f"{stored.dtype} is not quantized", reason="dtype_mismatch", tensor=stored.name,
                               remedy=f"of a checkpoint in {', '.join(_FLOATS)}")
-    return _Weight(stored, said["scales"], (said["block"][0], said["block"][1]), said["rule"], said["packed"], said["turned"])
+    return _Weight(stored, said["scales"], (said["block"][0], said["block"][1]), said["rule"], said["packed"], said["turned"],
+                   said["fused"])
 
 
 def _stored(opened: Opened, name: str) -> Stored:
@@ -138,17 +190,19 @@ def _stored(opened: Opened, name: str) -> Stored:
     return opened.ranks[0][name]
 
 
-def _metas(described: Sequence[TensorMeta], opened: Opened, weights: Mapping[str, _Weight]) -> List[TensorMeta]:
+def _metas(described: Sequence[TensorMeta], opened: Opened, weights: Mapping[str, _Weight], donor: _Donor) -> List[TensorMeta]:
     """With the source's dtypes where they are kept."""
     own = {weight.scales: weight.source.dtype for weight in weights.values() if weight.rule in (_OWN_KIND, _INT4)}
-    new = set(weights) | {name for weight in weights.values() for name in weight.beside}
+    own |= {name: stored.dtype for name, stored in donor.tensors.items()}
+    new = set(weights) | {name for weight in weights.values() for name in weight.beside} | donor.tensors.keys()
     return [TensorMeta(meta.name, own.get(meta.name, meta.dtype) if meta.name in new else _stored(opened, meta.name).dtype, meta.shape)
             for meta in described]
 
 
 def _made(library: Library, opened: Opened, name: str, weights: Mapping[str, _Weight], tensors: Mapping[str, Stored],
-          memory: int) -> Iterator[Tuple[Stored, int, Bits]]:
-    """What belongs into the target of one tensor of the source: (tensor, first element, elements)."""
+          memory: int, amaxes: Dict[str, Tuple[float, float]]) -> Iterator[Tuple[Stored, int, Bits]]:
+    """What belongs into the target of one tensor of the source: (tensor, first element, elements). `amaxes`: what is known of weights
+    that have a global scale in common."""
     half = max(memory // 2, 1 << 16)
     if name not in weights:
         stored = _stored(opened, name)
@@ -159,10 +213,13 @@ def _made(library: Library, opened: Opened, name: str, weights: Mapping[str, _We
     weight = weights[name]
     scales, dtype, columns = tensors[weight.scales], weight.source.dtype, weight.columns
     across = -(-columns // weight.block[1])
-    amax, global_scale = 0.0, 1.0
-    if weight.rule == _NVFP4:
-        for _, source in _bands(opened, weight, half, memory):
-            amax, global_scale = library.global_scale(dtype, source, amax)
+    amax, global_scale = amaxes.get(weight.fused, (0.0, 1.0))
+    if weight.rule in (_NVFP4, NVFP4_MODELOPT) and weight.fused not in amaxes:
+        for one in [one for one in weights.values() if one.fused == weight.fused != ""] or [weight]:
+            for _, source in _bands(opened, one, half, memory):
+                amax, global_scale = library.global_scale(one.source.dtype, weight.rule, source, amax)
+        if weight.fused:
+            amaxes[weight.fused] = amax, global_scale
     for top, source in _bands(opened, weight, half, memory):
         codes = np.empty(len(source) // weight.packed, bits_of(tensors[name].dtype))
         own = np.empty(-(-(len(source) // columns) // weight.block[0]) * across, bits_of(scales.dtype))
@@ -170,7 +227,7 @@ def _made(library: Library, opened: Opened, name: str, weights: Mapping[str, _We
         yield tensors[name], top * columns // weight.packed, codes
         yield scales, top // weight.block[0] * across, own
     for other in weight.beside[1:]:
-        said = np.array([global_scale], np.float32) if weight.rule == _NVFP4 else np.array(weight.source.shape, np.int64)
+        said = np.array([global_scale], np.float32) if weight.rule != _INT4 else np.array(weight.source.shape, np.int64)
         yield tensors[other], 0, said.view(bits_of(tensors[other].dtype))
 
 
@@ -225,10 +282,11 @@ def check(a: PathLike, b: PathLike) -> List[Apart]:
     opened = [open_checkpoint(folder) for folder in (a, b)]
     try:
         sides = [_Side(one) for one in opened]
-        different = sorted(sides[0].weights.keys() ^ sides[1].weights.keys())
+        different = sorted(name for name in sides[0].weights.keys() ^ sides[1].weights.keys()
+                           if name.rpartition(".")[2] not in _CALIBRATED)
         if different:
             raise CheckpointError("only one of the two checkpoints holds it", reason="tensor_missing", tensor=different[0])
-        return [_apart(sides[0], sides[1], name) for name in sides[0].weights]
+        return [_apart(sides[0], sides[1], name) for name in sides[0].weights if name in sides[1].weights]
     finally:
         for one in opened:
             one.files.close()
@@ -255,6 +313,10 @@ class _Side:
                 if weight != name and stored.dtype in ("U8", "I32") and weight + scales in tensors:
                     self._packed[weight], self.scales[weight] = stored, tensors[weight + scales]
                     beside |= {name, weight + scales, weight + "_global_scale", weight + "_shape"}
+        for name, stored in tensors.items():
+            if stored.dtype == "U8" and name + _SUFFIXES[1] in tensors and name + _SECOND_SCALE in tensors:
+                self._packed[name], self.scales[name] = stored, tensors[name + _SUFFIXES[1]]
+                beside |= {name + _SUFFIXES[1], name + _SECOND_SCALE}
         self.weights = {name: stored for name, stored in tensors.items() if name not in beside} | self._packed
         self._block = self._block_size()
 
@@ -316,6 +378,9 @@ class _Side:
         whole = self.opened.ranks[0].get(name + "_global_scale")
         if whole is not None:
             values = values / _numbers(self.opened.files.flat(whole, 0, 1), whole)
+        second = self.opened.ranks[0].get(name + _SECOND_SCALE)
+        if second is not None:
+            values = values * _numbers(self.opened.files.flat(second, 0, 1), second)
         if len(stored.shape) == 4:  # each expert's with inputs first, as it was
             values = values.reshape(bottom - top, stored.shape[1], -1).swapaxes(1, 2).reshape(bottom - top, -1)
         return values
