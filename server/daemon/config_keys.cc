@@ -112,6 +112,49 @@ Key Choice(std::string name, std::string help, Enum Config::*field,
           }};
 }
 
+constexpr uint32_t kIdMax = UINT32_MAX - 1;  // the last number means nobody
+
+Result<uint32_t> ParseId(const std::string& text) {
+  uint32_t id = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), id);
+  if (error == std::errc() && end == text.data() + text.size() && id <= kIdMax) return id;
+  return Fail(Invalid('"' + text + "\" is no number from 0 to " + std::to_string(kIdMax) +
+                      "; `id -u NAME` prints a user's, `getent group NAME` a group's"));
+}
+
+Key AllowUids() {
+  return {"allow_uids", "LIST",
+          "users, by number, whose processes may attach besides this one's own (docs/security.md)",
+          [](Config& config, std::string_view value) {
+            std::vector<uint32_t> list;
+            for (const std::string& item : Items(value)) {
+              WW_ASSIGN_OR_STATUS(const uint32_t id, ParseId(item));
+              if (std::find(list.begin(), list.end(), id) == list.end()) list.push_back(id);
+            }
+            config.allow_uids = std::move(list);
+            return OkStatus();
+          },
+          [](const Config& config) {
+            std::vector<std::string> items;
+            for (const uint32_t id : config.allow_uids) items.push_back(std::to_string(id));
+            return Joined(items);
+          }};
+}
+
+Key SocketGroup() {
+  return {"socket_group", "GID",
+          "with allow_uids: only its members reach agent_socket; empty: every user, to be refused",
+          [](Config& config, std::string_view value) {
+            config.socket_group.reset();
+            if (value.empty()) return OkStatus();
+            WW_ASSIGN_OR_STATUS(config.socket_group, ParseId(std::string(value)));
+            return OkStatus();
+          },
+          [](const Config& config) {
+            return config.socket_group ? std::to_string(*config.socket_group) : std::string();
+          }};
+}
+
 Key Transports() {
   return {"transports", "LIST", "data transports in order of preference (cuda_ipc, shm, tcp, ucx)",
           [](Config& config, std::string_view value) {
@@ -159,8 +202,10 @@ std::vector<Key> MakeKeys() {
       Text("name", "NAME", "name for people (default: the host's)", &Config::name),
       Address("listen", "coordinator's gRPC listener; port 0: any", &Config::listen, false),
       Address("http", "metrics, health and status page; empty: none", &Config::http, true),
-      Text("agent_socket", "PATH", "agent's Unix socket, in a directory of mode 0700",
+      Text("agent_socket", "PATH", "agent's Unix socket, in a directory of mode 0700 (0711 or 0710 with allow_uids)",
            &Config::agent_socket),
+      AllowUids(),
+      SocketGroup(),
       Addresses("coordinator", "coordinator to join (role agent); of several the one that leads",
                 &Config::coordinator),
       Address("data_listen", "data plane listener (tcp)", &Config::data_listen, false),
