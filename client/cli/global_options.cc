@@ -79,13 +79,13 @@ GlobalOptions::GlobalOptions(CLI::App& app) : app_(app) {
                  ->capture_default_str();
   output_option_ =
       app.add_option("-o,--output", output_word_,
-                     "How to print: text; wide: every column and row; json: for machines")
+                     "How to print: text; wide: every column and row; json")
           ->check(CLI::IsMember({"text", "wide", "json"}))
           ->capture_default_str();
   json_flag_ = app.add_flag("--json", json_alias_, "The same as -o json");
   AddSetting("--tls-cert", "WEIGHTWIRE_TLS_CERT", "Own certificate (PEM)", files_.cert, "TLS");
   AddSetting("--tls-key", "WEIGHTWIRE_TLS_KEY", "Its private key (PEM)", files_.key, "TLS");
-  AddSetting("--tls-ca", "WEIGHTWIRE_TLS_CA", "Whom to believe (PEM)", files_.ca, "TLS");
+  AddSetting("--tls-ca", "WEIGHTWIRE_TLS_CA", "CA certificate (PEM)", files_.ca, "TLS");
   AddSetting("--tls-server-name", "WEIGHTWIRE_TLS_SERVER_NAME",
              "Name in the coordinator's certificate, where it is not that of --address",
              files_.server_name, "TLS");

@@ -199,7 +199,7 @@ class Program {
                       "epoch " + std::to_string(epoch_) + " is aborting");
         });
     abort->add_option("epoch", epoch_)->required()->transform(Whole(1, UINT64_MAX));
-    abort->add_option("--why", why_, "For the record")->capture_default_str();
+    abort->add_option("--why", why_, "Reason for the log")->capture_default_str();
     CLI::App* commit = Control(
         "commit", "Commit a staged epoch of a manual publish", 0,
         [this](const auto& status) { return CommitEffect(status, epoch_); },
@@ -223,7 +223,7 @@ class Program {
           return Said(connection.Evict(name_, why_), name_ + " is fenced");
         });
     evict->add_option("group", name_)->required();
-    evict->add_option("--why", why_, "For the record")->capture_default_str();
+    evict->add_option("--why", why_, "Reason for the log")->capture_default_str();
   }
 
   static Answer Said(const Status& status, const std::string& done) {

@@ -120,8 +120,8 @@ Status CheckNames(const Config& config) {
   }
   static const std::vector<std::string> kLevels = {"trace", "debug", "info", "warn", "error"};
   if (std::find(kLevels.begin(), kLevels.end(), config.log_level) == kLevels.end()) {
-    return Invalid("log_level: \"" + config.log_level +
-                   "\" is none of trace, debug, info, warn, error");
+    return Invalid("log_level must be trace, debug, info, warn or error, not \"" +
+                   config.log_level + '"');
   }
   return OkStatus();
 }

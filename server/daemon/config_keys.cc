@@ -89,20 +89,30 @@ Key Addresses(std::string name, std::string help, std::vector<std::string> Confi
           [field](const Config& config) { return Joined(config.*field); }};
 }
 
+/// "all, coordinator or agent"
+template <typename Enum>
+std::string OneOf(const std::vector<std::pair<std::string, Enum>>& choices) {
+  std::string text;
+  for (size_t i = 0; i < choices.size(); ++i) {
+    text += (i == 0 ? "" : i + 1 == choices.size() ? " or " : ", ") + choices[i].first;
+  }
+  return text;
+}
+
 template <typename Enum>
 Key Choice(std::string name, std::string help, Enum Config::*field,
            std::vector<std::pair<std::string, Enum>> choices) {
   std::string names;
   for (const auto& [text, value] : choices) names += (names.empty() ? "" : "|") + text;
   return {std::move(name), names, std::move(help),
-          [field, choices, names](Config& config, std::string_view value) {
+          [field, choices](Config& config, std::string_view value) {
             for (const auto& [text, choice] : choices) {
               if (text == value) {
                 config.*field = choice;
                 return OkStatus();
               }
             }
-            return Invalid('"' + std::string(value) + "\" is none of " + names);
+            return Invalid("must be " + OneOf(choices) + ", not \"" + std::string(value) + '"');
           },
           [field, choices](const Config& config) {
             for (const auto& [text, choice] : choices) {

@@ -68,7 +68,7 @@ def test_one_trace_id_is_in_the_logs_of_every_process(job):
     said = {(line["rank"], line["message"].split(": ")[1].split(" trace=")[0])
             for line in lines["trainer"] + lines["rollout"]}
     for rank in range(TRAINERS):
-        assert (f"trainer/{rank}", f"trainer/{rank} all its bytes were read") in said
+        assert (f"trainer/{rank}", f"trainer/{rank} all bytes read") in said
     for engine in ENGINES:
         assert (f"{engine}/0", f"{engine}/0 staged, every byte verified") in said
         assert (f"{engine}/0", f"{engine}/0 swapped") in said

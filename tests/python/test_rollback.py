@@ -151,7 +151,7 @@ def test_an_engine_killed_in_between_is_filled_and_what_nobody_holds_is_refused(
     with pytest.raises(StaleError) as refused:
         rollbacks.client.rollback(2)
     text = str(refused.value)
-    assert refused.value.reason == "stale_version" and "no holder of version 2" in text
+    assert refused.value.reason == "stale_version" and "no engine still holds version 2" in text
     assert "engine-b serves version 3" in text and "holds version 1" in text
     assert "weightwire.checkpoint push" in refused.value.remedy
     rollbacks.verify(3)
