@@ -1,7 +1,11 @@
 #include "client/cli/global_options.h"
 
+#include <unistd.h>
+
+#include <cerrno>
 #include <charconv>
 #include <cstdlib>
+#include <cstring>
 #include <sstream>
 #include <type_traits>
 
@@ -147,6 +151,13 @@ Status GlobalOptions::SettleTls() {
   }
   if (files_.ca.empty() && !(files_.cert.empty() && files_.token.empty())) {
     return Usage("TLS needs --tls-ca, or $WEIGHTWIRE_TLS_CA");
+  }
+  // gRPC would log what its own threads find, and the call would fail as if nobody listened.
+  for (const Setting& setting : settings_) {
+    if (&setting == &settings_.front() || setting.value == &files_.server_name) continue;
+    if (setting.value->empty() || access(setting.value->c_str(), R_OK) == 0) continue;
+    return Usage((setting.flagged() ? setting.flag->get_name() : setting.variable) + ": " +
+                 *setting.value + ": " + std::strerror(errno));
   }
   return OkStatus();
 }

@@ -16,6 +16,8 @@ constexpr Words kAwaited[] = {{"prepared", "still getting ready"},
                               {"drained", "still releasing the aborted version"},
                               {"publish", "has not published"},
                               {"register", "has not registered"},
+                              {"layout", "has not sent its layout"},
+                              {"silent", "has said nothing for a while"},
                               {"plans", "still planning"},
                               {"durable", "still writing the decision"},
                               {"commit", "must commit"}};

@@ -277,6 +277,10 @@ bool AgentRole::AwaitSession(Nanos limit) {
   return true;
 }
 
+Status AgentRole::SessionStatus() {
+  return OnStrand(strand_, [this] { return agent_->SessionStatus(); });
+}
+
 void AgentRole::Stop() {
   if (acceptor_) acceptor_->Close();
   if (fd_acceptor_) fd_acceptor_->Close();

@@ -167,6 +167,7 @@ UNSAFE = [
     ({"bindHost": "127.0.0.1"}, "$.bindHost"),
     ({"acceptPlainText": True}, "acceptPlainText"),
     ({"agent": {"config": {"slot_byte": 1}}}, "slot_byte"),
+    ({"agent": {"config": {"slot_bytes": "8MiB"}}}, "$.agent.config.slot_bytes"),
     ({"agent": {"config": {"slot_bytes": {"a": 1}}}}, "$.agent.config.slot_bytes"),
     ({"agent": {"transports": ["rdma"]}}, "$.agent.transports"),
     ({"agent": {"stageGiB": "8Gi"}}, "$.agent.stageGiB"),
