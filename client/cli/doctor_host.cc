@@ -113,10 +113,13 @@ void CheckDirectory(const NamedConfig& named, const char* check, const std::stri
                     bool shared, Findings& out) {
   const std::string obstacle = ObstacleOf(path, shared ? 022 : 077);
   if (obstacle.empty()) return;
-  out.push_back(
-      {check, named.path, "cannot be used: " + obstacle,
-       "choose a directory of its own that only its user can " +
-           std::string(shared ? "change" : "enter")});
+  struct stat info {};
+  // Many programs use /tmp and its like: their modes are not to be changed for one of them.
+  const bool common = stat(path.c_str(), &info) == 0 && (info.st_mode & S_ISVTX) != 0;
+  out.push_back({check, named.path, "cannot be used: " + obstacle,
+                 common ? "choose a directory of its own, for example " + path + "/weightwire"
+                        : "choose a directory that its user owns alone: chmod " +
+                              std::string(shared ? "711 " : "700 ") + path + ", or another path"});
 }
 
 void CheckPort(const NamedConfig& named, const char* key, const std::string& address,

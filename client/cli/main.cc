@@ -102,14 +102,18 @@ class Program {
 
  private:
   /// `wwctl help COMMAND` is `wwctl COMMAND --help`, and `wwctl version` is `wwctl --version`.
-  static std::vector<char*> WithoutHelpWord(int argc, char** argv) {
+  std::vector<char*> WithoutHelpWord(int argc, char** argv) const {
     static char help[] = "--help", version[] = "--version";
     std::vector<char*> words(argv, argv + argc);
     const std::string_view first = argv[1];
     if (first == "version" && argc == 2) words[1] = version;
     if (first == "help") {
       words.erase(words.begin() + 1);
-      words.push_back(help);
+      // Of a word that is no command the parser says which one was meant.
+      const auto named = [&](const CLI::App* command) {
+        return argc > 2 && command->get_name() == words[1];
+      };
+      if (argc == 2 || !app_.get_subcommands(named).empty()) words.push_back(help);
     }
     return words;
   }

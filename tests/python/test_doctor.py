@@ -212,7 +212,7 @@ def test_ranks_that_are_missing_in_a_running_job(daemon, groups):
     with Subscriber(group="engine-b", rank=1, world_size=3, agent=daemon.agent_socket), \
             Publisher(rank=0, world_size=1, agent=daemon.agent_socket):
         found = doctor("--address", daemon.grpc)
-    assert "missing: 0, 2" in found["ranks"]["what"] and found["ranks"]["where"] == "engine-b"
+    assert "ranks 0, 2 are missing (3 ranks expected)" in found["ranks"]["what"] and found["ranks"]["where"] == "engine-b"
     assert "layout" in found
 
 

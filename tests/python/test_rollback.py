@@ -157,5 +157,5 @@ def test_an_engine_killed_in_between_is_filled_and_what_nobody_holds_is_refused(
     rollbacks.verify(3)
     said = subprocess.run([BINARIES / "wwctl", "rollback", "--address", rollbacks.fleet.hub.grpc, "1"], timeout=60,
                           capture_output=True, text=True, check=True)
-    assert said.stdout.startswith("version 1 is committed in epoch ") and "served by engine-a, engine-b" in said.stdout
+    assert said.stdout.startswith("rolled back to version 1 (epoch ") and "served by engine-a, engine-b" in said.stdout
     rollbacks.verify(1)
