@@ -198,7 +198,7 @@ def test_the_same_by_the_names_that_other_tools_have(daemon):
 @pytest.mark.parametrize("word, size", [("8388608", 8388608), ("8MiB", 8 << 20), ("16kB", 16_000), ("16KiB", 16 << 10), ("1GB", 10**9)])
 def test_sizes_have_units(word, size):
     done = subprocess.run([BINARIES / "weightwired", "--print-config", "--rate-limit", word], capture_output=True, text=True, timeout=30)
-    assert f"\nrate_limit: {size}\n" in done.stdout.replace('"', "").replace("'", ""), done
+    assert f"\nrate_limit: {size} " in done.stdout, done
 
 
 @pytest.mark.parametrize("flag, word, said", [
