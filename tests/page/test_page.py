@@ -61,10 +61,10 @@ def pictures():
 @pytest.fixture(scope="module")
 def fleet(tmp_path_factory):
     """A trainer of four ranks and two engines, one of which reads at 8 MiB a second; version 1 is committed."""
-    slow = {"rate_limit": 8 << 20, "progress_timeout_ms": 120000, "delta": "off"}  # what is sent takes seconds, each time
+    slow = {"rate_limit": 8 << 20, "progress_timeout_ms": 120000}
     engines = [Engine("rollout-a", 2, "shm"), Engine("rollout-b", 1, "tcp")]
     config = {**checkpoint.SMALL, "num_hidden_layers": 2, "vocab_size": 40009}
-    options = {"commit_deadline_ms": 120000, "transport_failover": "true"}
+    options = {"commit_deadline_ms": 120000, "transport_failover": "true", "delta": "off"}  # what moves takes seconds, each time
     with Fleet(config, str(BINARIES / "weightwired"), engines=engines, options=options, agent_options=slow) as started:
         checkpoint.write(started.directory + "/v1", config, 1)
         started.each(started.trainers, "load", started.directory + "/v1")
