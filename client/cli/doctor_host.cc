@@ -53,8 +53,8 @@ uint64_t GroupMemory() {
   return least;
 }
 
-/// What stands in the way of making or using the directory `path`, of which others may have no right
-/// in `mask`; empty: nothing.
+/// What stands in the way of making or using the directory `path`, of which others may have no
+/// right in `mask`; empty: nothing.
 std::string ObstacleOf(const std::filesystem::path& path, mode_t mask) {
   std::error_code error;
   std::filesystem::path there = std::filesystem::absolute(path, error);
@@ -163,8 +163,8 @@ Findings CheckPlaces(const NamedConfig& named) {
   if (HasAgent(config.role)) {
     CheckPort(named, "data_listen", config.data_listen, out);
     const auto folder = std::filesystem::path(config.agent_socket).parent_path().string();
-    CheckDirectory(named, "agent_socket", folder.empty() ? "." : folder,
-                   !config.allow_uids.empty(), out);
+    CheckDirectory(named, "agent_socket", folder.empty() ? "." : folder, !config.allow_uids.empty(),
+                   out);
   }
   return out;
 }

@@ -88,16 +88,14 @@ void CheckMembers(const v1::StatusResponse& status, Findings& out) {
   }
   for (const auto& [name, world_size] : trainers) {
     if (present[name].size() == world_size) continue;
-    out.push_back({"trainer", name,
-                   "publishes nothing: " + MissingText(present[name], world_size),
+    out.push_back({"trainer", name, "publishes nothing: " + MissingText(present[name], world_size),
                    "start them with this group's name and world size"});
   }
   for (const auto& engine : status.engines()) {
     if (engine.ranks_present() == engine.world_size()) continue;
     out.push_back(
         {"ranks", engine.name(),
-         "serves nothing: " +
-             MissingText(present[engine.name()], engine.world_size()) +
+         "serves nothing: " + MissingText(present[engine.name()], engine.world_size()) +
              (engine.last_error().empty() ? "" : "; the last one: " + engine.last_error()),
          "start them with this group's name and world size"});
   }
@@ -127,11 +125,10 @@ void CheckEngines(const v1::StatusResponse& status, Findings& out) {
 void CheckPublish(const v1::StatusResponse& status, Findings& out) {
   const bool runs = std::ranges::any_of(status.epochs(), [](const auto& e) { return !Ended(e); });
   if (runs || status.waiting_for().empty() || status.waiting_seconds() < kUnansweredSeconds) return;
-  out.push_back(
-      {"held_up", "job " + status.job(),
-       "has waited for " + SecondsText(status.waiting_seconds()) + " for " +
-           coordinator::WaitingInWords(status.waiting_for()),
-       "look at that process: is it stopped, or does it publish another version?"});
+  out.push_back({"held_up", "job " + status.job(),
+                 "has waited for " + SecondsText(status.waiting_seconds()) + " for " +
+                     coordinator::WaitingInWords(status.waiting_for()),
+                 "look at that process: is it stopped, or does it publish another version?"});
 }
 
 void CheckEpochs(const v1::StatusResponse& status, Findings& out) {

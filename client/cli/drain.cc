@@ -33,7 +33,8 @@ Result<std::string> RunDrain(Connection connection, const DrainCommand& command)
     const std::string busy = BusyOf(status, drained);
     if (busy.empty()) {
       const bool itself = engines == command.name;
-      return command.name + " is drained; safe to stop" + (itself ? "" : " (" + engines + ")") + "\n";
+      return command.name + " is drained; safe to stop" + (itself ? "" : " (" + engines + ")") +
+             "\n";
     }
     if (std::chrono::steady_clock::now() >= end) {
       return Fail(

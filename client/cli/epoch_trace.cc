@@ -52,9 +52,10 @@ std::string LastOf(const Trace& trace, const std::string& phase) {
 std::string HeadText(const v1::StatusResponse::Epoch& epoch) {
   std::string text = "epoch " + std::to_string(epoch.epoch()) + ": " +
                      Word(v1::EpochKind_Name(epoch.kind()), "EPOCH_KIND_") + " of version " +
-                     std::to_string(epoch.version()) + ", attempt " + std::to_string(epoch.attempt()) +
-                     ", " + Word(v1::EpochPhase_Name(epoch.phase()), "EPOCH_PHASE_") +
-                     "; began at " + ClockText(epoch.started_unix_seconds()) + ", took " +
+                     std::to_string(epoch.version()) + ", attempt " +
+                     std::to_string(epoch.attempt()) + ", " +
+                     Word(v1::EpochPhase_Name(epoch.phase()), "EPOCH_PHASE_") + "; began at " +
+                     ClockText(epoch.started_unix_seconds()) + ", took " +
                      SecondsText(epoch.total_seconds()) + "\ntrace " + epoch.trace_id() +
                      "\nengines: " + (epoch.engines().empty() ? "none" : Joined(epoch.engines()));
   if (!epoch.left_out().empty()) text += "; left out: " + Joined(epoch.left_out());

@@ -81,11 +81,10 @@ GlobalOptions::GlobalOptions(CLI::App& app) : app_(app) {
   timeout_ = app.add_option("--timeout", timeout_seconds_, "Seconds for each call")
                  ->check(Real(kSecondsMin, kSecondsMax))
                  ->capture_default_str();
-  output_option_ =
-      app.add_option("-o,--output", output_word_,
-                     "How to print: text; wide: every column and row; json")
-          ->check(CLI::IsMember({"text", "wide", "json"}))
-          ->capture_default_str();
+  output_option_ = app.add_option("-o,--output", output_word_,
+                                  "How to print: text; wide: every column and row; json")
+                       ->check(CLI::IsMember({"text", "wide", "json"}))
+                       ->capture_default_str();
   json_flag_ = app.add_flag("--json", json_alias_, "The same as -o json");
   AddSetting("--tls-cert", "WEIGHTWIRE_TLS_CERT", "Own certificate (PEM)", files_.cert, "TLS");
   AddSetting("--tls-key", "WEIGHTWIRE_TLS_KEY", "Its private key (PEM)", files_.key, "TLS");

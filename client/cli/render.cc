@@ -116,8 +116,8 @@ std::string EnginesText(const v1::StatusResponse& status, const View& view) {
     const auto& e = *engines[i];
     std::vector<std::string> row = {
         e.name(),
-        std::string(coordinator::StateInWords(
-            Word(v1::EngineState_Name(e.state()), "ENGINE_STATE_"))) +
+        std::string(
+            coordinator::StateInWords(Word(v1::EngineState_Name(e.state()), "ENGINE_STATE_"))) +
             (e.drained() ? e.busy_with().empty() ? ", drained" : ", draining" : ""),
         e.version() == 0 ? "-" : VersionText(status, e.lineage(), e.version())};
     if (view.wide) row.push_back(NumberOrDash(e.serving_epoch()));
@@ -140,8 +140,8 @@ std::string EpochsText(const v1::StatusResponse& status, const View& view) {
   const int shown = view.rows == 0 ? status.epochs_size()
                                    : std::min(status.epochs_size(), static_cast<int>(view.rows));
   if (view.wide) {
-    Table table({"EPOCH", "KIND", "VERSION", "PHASE", "ATTEMPT", "BYTES", "TRANSPORT",
-                 "TRANSFER", "TOTAL", "ENGINES", "ROOT", "WHY"});
+    Table table({"EPOCH", "KIND", "VERSION", "PHASE", "ATTEMPT", "BYTES", "TRANSPORT", "TRANSFER",
+                 "TOTAL", "ENGINES", "ROOT", "WHY"});
     for (const auto& e : status.epochs()) {
       if (table.rows() == static_cast<size_t>(shown)) break;
       const std::string left_out = Joined(names.LeftOut(e));
@@ -154,8 +154,7 @@ std::string EpochsText(const v1::StatusResponse& status, const View& view) {
     }
     return table.Text();
   }
-  Table table({"EPOCH", "KIND", "VERSION", "PHASE", "ATTEMPT", "BYTES", "TOTAL", "ENGINES",
-               "WHY"});
+  Table table({"EPOCH", "KIND", "VERSION", "PHASE", "ATTEMPT", "BYTES", "TOTAL", "ENGINES", "WHY"});
   for (const auto& e : status.epochs()) {
     if (table.rows() == static_cast<size_t>(shown)) break;
     const auto left_out = names.LeftOut(e);

@@ -115,8 +115,8 @@ Status RollbackScheduler::NoHolder(Version version) const {
     if (group.role == control::GroupRole::kEngine) now += "; " + LineOf(group);
   }
   return Status(Code::kFailedPrecondition, Reason::kStaleVersion,
-                "no engine still holds version " + std::to_string(version.value) + available + "; " +
-                    lost + now)
+                "no engine still holds version " + std::to_string(version.value) + available +
+                    "; " + lost + now)
       .Remedy("push its checkpoint as a new version: `python -m weightwire.checkpoint push`");
 }
 

@@ -220,8 +220,10 @@ Status AgentRole::Serve(const Config& config, const Host& host) {
   } else {
     WW_RETURN_IF_ERROR(MakeSocketDirectory(folder, access.group));
     if (const std::string closed = ClosedAbove(folder, access.group); !closed.empty()) {
-      spdlog::warn("allow_uids: {} lets {} not pass: they do not reach agent_socket, {}; choose a path that they can enter",
-                   closed, access.group ? "members of socket_group" : "other users", config.agent_socket);
+      spdlog::warn(
+          "allow_uids: {} lets {} not pass: they do not reach agent_socket, {}; choose a path that "
+          "they can enter",
+          closed, access.group ? "members of socket_group" : "other users", config.agent_socket);
     }
   }
   const auto refused = [processes = processes_](uint32_t uid) {
@@ -238,13 +240,12 @@ Status AgentRole::Serve(const Config& config, const Host& host) {
                                      *agent_, *fds_, addresses_);
   WW_ASSIGN_OR_STATUS(server_,
                       rpc::GrpcServer::Start({message_bytes_max, nullptr}, {service_->service()}));
-  WW_ASSIGN_OR_STATUS(fd_acceptor_,
-                      rpc::Acceptor::ListenUnix(
-                          host.io, config.agent_socket + ".fd", host.metrics, access,
-                          [this](memory::UniqueFd connection) {
-                            fd_server_->Serve(std::move(connection));
-                          },
-                          refused));
+  WW_ASSIGN_OR_STATUS(fd_acceptor_, rpc::Acceptor::ListenUnix(
+                                        host.io, config.agent_socket + ".fd", host.metrics, access,
+                                        [this](memory::UniqueFd connection) {
+                                          fd_server_->Serve(std::move(connection));
+                                        },
+                                        refused));
   WW_ASSIGN_OR_STATUS(acceptor_, rpc::Acceptor::ListenUnix(
                                      host.io, config.agent_socket, host.metrics, access,
                                      [this](memory::UniqueFd connection) {

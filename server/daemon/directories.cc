@@ -11,9 +11,9 @@ namespace weightwire::daemon {
 
 namespace {
 
-constexpr mode_t kOthers = 077;   ///< all that other users may do
-constexpr mode_t kChange = 022;   ///< of it: make and remove files
-constexpr mode_t kPass = 011;     ///< of it: pass through
+constexpr mode_t kOthers = 077;  ///< all that other users may do
+constexpr mode_t kChange = 022;  ///< of it: make and remove files
+constexpr mode_t kPass = 011;    ///< of it: pass through
 constexpr mode_t kGroupPass = 010;
 
 Status IoError(const std::string& path, const std::string& cause) {

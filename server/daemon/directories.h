@@ -14,8 +14,8 @@ Status MakePrivateDirectory(const std::string& path);
 /// The same for a directory with a socket that other users may reach: they may pass through it, and
 /// neither list nor change it. Mode 0711, or 0710 for members of `group` alone.
 Status MakeSocketDirectory(const std::string& path, std::optional<uint32_t> group);
-/// Which directory above `path` keeps others (members of `group` where one is given) from it; empty:
-/// none.
+/// Which directory above `path` keeps others (members of `group` where one is given) from it;
+/// empty: none.
 std::string ClosedAbove(const std::string& path, std::optional<uint32_t> group);
 /// The directory of a file's path; "." when it has none.
 std::string DirectoryOf(const std::string& path);

@@ -53,8 +53,7 @@ std::string CoordinatorPage(const coordinator::StatusSnapshot& snapshot) {
        "LAG", "RANKS", "LAST ERROR");
   for (const auto& engine : snapshot.engines) {
     Line(out, "{:<24} {:<25} {:>8} {:>8} {:>6} {:>3}/{:<3}  {}", engine.name,
-         std::string(
-             coordinator::StateInWords(coordinator::EngineStateName(engine.state))) +
+         std::string(coordinator::StateInWords(coordinator::EngineStateName(engine.state))) +
              (engine.drained ? ", drained" : ""),
          engine.version.value, engine.serving.value, engine.lag.value, engine.ranks_present,
          engine.world_size, engine.last_error);

@@ -151,7 +151,7 @@ def test_a_version_that_moves_names_the_engine_that_still_reads(browser, fleet, 
     browser.until("/version 2 · transferring/.test(document.getElementById('sentence')?.textContent)")
     browser.until("document.getElementById('waiting').textContent === 'rollout-b/0'")
     assert "rollout-b/0 to receive and verify its bytes agent rollout-b, pid" in text_of(browser, "who")
-    assert "trainer ranks 0–3 to be read to its end" in text_of(browser, "who") and "rollout-b" in text_of(browser, "epochs")
+    assert "trainer ranks 0–3 to be read completely" in text_of(browser, "who") and "rollout-b" in text_of(browser, "epochs")
     assert browser.ask("document.querySelectorAll('#epochs tr.running').length") == 1
     looks_right(browser, "transfer-desktop", pictures, fleet.hub)
     join()

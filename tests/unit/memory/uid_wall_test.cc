@@ -59,8 +59,8 @@ class UidWallTest : public ::testing::Test {
     const pid_t child = fork();
     if (child != 0) return child;
     const int fd = accept(listener_.get(), nullptr, nullptr);
-    const bool said = send(fd, word.data(), word.size(), MSG_NOSIGNAL) ==
-                      static_cast<ssize_t>(word.size());
+    const bool said =
+        send(fd, word.data(), word.size(), MSG_NOSIGNAL) == static_cast<ssize_t>(word.size());
     close(fd);
     _exit(said ? 0 : 1);
   }
