@@ -18,6 +18,7 @@
 
 #include "client/cli/doctor.h"
 #include "server/daemon/listen_address.h"
+#include "server/memory/uid_wall.h"
 
 namespace weightwire::cli {
 namespace {
@@ -52,8 +53,9 @@ uint64_t GroupMemory() {
   return least;
 }
 
-/// What stands in the way of making or using the private directory `path`; empty: nothing.
-std::string ObstacleOf(const std::filesystem::path& path) {
+/// What stands in the way of making or using the directory `path`, of which others may have no
+/// right in `mask`; empty: nothing.
+std::string ObstacleOf(const std::filesystem::path& path, mode_t mask) {
   std::error_code error;
   std::filesystem::path there = std::filesystem::absolute(path, error);
   while (!std::filesystem::exists(there, error) && there.has_relative_path()) {
@@ -68,7 +70,8 @@ std::string ObstacleOf(const std::filesystem::path& path) {
   }
   if (there != std::filesystem::absolute(path, error)) return "";
   if (info.st_uid != geteuid()) return there.string() + " belongs to another user";
-  if ((info.st_mode & 077) != 0) return there.string() + " can be entered by others";
+  if ((info.st_mode & mask & 022) != 0) return there.string() + " can be changed by others";
+  if ((info.st_mode & mask) != 0) return there.string() + " can be entered by others";
   return "";
 }
 
@@ -107,12 +110,16 @@ std::string WhyNotListen(const std::string& address) {
 }
 
 void CheckDirectory(const NamedConfig& named, const char* check, const std::string& path,
-                    Findings& out) {
-  const std::string obstacle = ObstacleOf(path);
+                    bool shared, Findings& out) {
+  const std::string obstacle = ObstacleOf(path, shared ? 022 : 077);
   if (obstacle.empty()) return;
-  out.push_back(
-      {check, named.path, "cannot be used: " + obstacle,
-       "choose a directory that its user owns alone: chmod 700 " + path + ", or another path"});
+  struct stat info {};
+  // Many programs use /tmp and its like: their modes are not to be changed for one of them.
+  const bool common = stat(path.c_str(), &info) == 0 && (info.st_mode & S_ISVTX) != 0;
+  out.push_back({check, named.path, "cannot be used: " + obstacle,
+                 common ? "choose a directory of its own, for example " + path + "/weightwire"
+                        : "choose a directory that its user owns alone: chmod " +
+                              std::string(shared ? "711 " : "700 ") + path + ", or another path"});
 }
 
 void CheckPort(const NamedConfig& named, const char* key, const std::string& address,
@@ -145,7 +152,7 @@ Findings CheckPlaces(const NamedConfig& named) {
   if (HasCoordinator(config.role)) {
     CheckPort(named, "listen", config.listen, out);
     if (!config.state_dir.empty()) {
-      CheckDirectory(named, "state_dir", config.state_dir, out);
+      CheckDirectory(named, "state_dir", config.state_dir, false, out);
       if (LiesInMemory(config.state_dir)) {
         out.push_back({"state_dir", named.path,
                        config.state_dir + " lies in memory: the journal is lost with this host",
@@ -156,7 +163,8 @@ Findings CheckPlaces(const NamedConfig& named) {
   if (HasAgent(config.role)) {
     CheckPort(named, "data_listen", config.data_listen, out);
     const auto folder = std::filesystem::path(config.agent_socket).parent_path().string();
-    CheckDirectory(named, "agent_socket", folder.empty() ? "." : folder, out);
+    CheckDirectory(named, "agent_socket", folder.empty() ? "." : folder, !config.allow_uids.empty(),
+                   out);
   }
   return out;
 }
@@ -168,26 +176,8 @@ std::string AgentSocketHere() {
 
 Findings CheckAgentSocket(const std::string& path) {
   if (path.empty()) return {};
-  const std::string me = std::to_string(geteuid());
-  auto wrong_uid = [&](const std::string& what) {
-    return Findings{{"uid", path, what + "; this process has uid " + me + " and cannot attach",
-                     "run engine or trainer and their agent as the same user (runAsUser)"}};
-  };
-  struct stat info {};
-  if (stat(path.c_str(), &info) != 0) {
-    const int why = errno;
-    std::filesystem::path folder = std::filesystem::path(path).parent_path();
-    while (stat(folder.c_str(), &info) != 0 && folder.has_relative_path()) {
-      folder = folder.parent_path();
-    }
-    if (why == EACCES) {
-      return wrong_uid(folder.string() + " belongs to uid " + std::to_string(info.st_uid));
-    }
-    return {{"agent_socket", path, std::string("no agent listens there: ") + std::strerror(why),
-             "start the agent, or set WEIGHTWIRE_AGENT_SOCKET to its agent_socket"}};
-  }
-  if (info.st_uid != geteuid()) {
-    return wrong_uid("its agent has uid " + std::to_string(info.st_uid));
+  if (const std::string wall = memory::UidWall(path); !wall.empty()) {
+    return {{"uid", path, wall + " and cannot attach", memory::UidWallRemedy()}};
   }
   const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (fd < 0) return {};
@@ -199,7 +189,8 @@ Findings CheckAgentSocket(const std::string& path) {
   close(fd);
   if (listens) return {};
   return {{"agent_socket", path, "no agent listens there: " + why,
-           "start the agent; its log says why it ended"}};
+           "start the agent (its log says why it ended), or set WEIGHTWIRE_AGENT_SOCKET to its "
+           "agent_socket"}};
 }
 
 }  // namespace weightwire::cli

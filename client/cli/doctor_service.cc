@@ -7,7 +7,9 @@
 #include <vector>
 
 #include "client/cli/doctor.h"
+#include "client/cli/render.h"
 #include "client/cli/table.h"
+#include "server/coordinator/waiting_words.h"
 
 namespace weightwire::cli {
 namespace {
@@ -26,6 +28,7 @@ using Participant = v1::StatusResponse::Participant;
 std::string NameOf(const Participant& p) { return p.group() + "/" + std::to_string(p.rank()); }
 
 /// "0, 2, 5-9"; `present` are below `world_size`.
+/// "rank 0 is missing (1 rank expected)", "ranks 1-3, 7 are missing (8 ranks expected)".
 std::string MissingText(const std::set<uint32_t>& present, uint32_t world_size) {
   std::vector<std::string> runs;
   for (uint32_t rank = 0; rank < world_size; ++rank) {
@@ -35,7 +38,10 @@ std::string MissingText(const std::set<uint32_t>& present, uint32_t world_size) 
     runs.push_back(first == rank ? std::to_string(first)
                                  : std::to_string(first) + "-" + std::to_string(rank));
   }
-  return FirstOf(runs, 20);
+  const size_t missing = world_size - std::min<size_t>(world_size, present.size());
+  return (missing == 1 ? "rank " : "ranks ") + FirstOf(runs, 20) +
+         (missing == 1 ? " is missing (" : " are missing (") + CountText(world_size, "rank") +
+         " expected)";
 }
 
 /// Agents that have not been heard of for a while: each with the ranks that are behind it.
@@ -82,18 +88,14 @@ void CheckMembers(const v1::StatusResponse& status, Findings& out) {
   }
   for (const auto& [name, world_size] : trainers) {
     if (present[name].size() == world_size) continue;
-    out.push_back({"trainer", name,
-                   "publishes nothing: of " + std::to_string(world_size) +
-                       " ranks these are missing: " + MissingText(present[name], world_size),
+    out.push_back({"trainer", name, "publishes nothing: " + MissingText(present[name], world_size),
                    "start them with this group's name and world size"});
   }
   for (const auto& engine : status.engines()) {
     if (engine.ranks_present() == engine.world_size()) continue;
     out.push_back(
         {"ranks", engine.name(),
-         "serves nothing: of " + std::to_string(engine.world_size()) +
-             " ranks these are missing: " +
-             MissingText(present[engine.name()], engine.world_size()) +
+         "serves nothing: " + MissingText(present[engine.name()], engine.world_size()) +
              (engine.last_error().empty() ? "" : "; the last one: " + engine.last_error()),
          "start them with this group's name and world size"});
   }
@@ -104,7 +106,7 @@ void CheckEngines(const v1::StatusResponse& status, Findings& out) {
     if (engine.drained()) {
       out.push_back({"drained", engine.name(),
                      engine.busy_with().empty()
-                         ? "takes no part in new versions: it was drained, and may be stopped"
+                         ? "takes no part in new versions: it is drained; safe to stop"
                          : "is drained, and still busy with " + engine.busy_with(0),
                      "stop it, or `wwctl drain --undo " + engine.name() + "`"});
       continue;
@@ -114,8 +116,8 @@ void CheckEngines(const v1::StatusResponse& status, Findings& out) {
     out.push_back({"engine", engine.name(),
                    "is " + std::to_string(engine.lag_versions()) + " versions behind" +
                        (engine.last_error().empty() ? "" : ": " + engine.last_error()),
-                   "mend what the error names, then `wwctl evict " + engine.name() +
-                       "`: it registers again and is filled"});
+                   "fix what the error names, then `wwctl evict " + engine.name() +
+                       "`: it rejoins and is brought up to date by a peer"});
   }
 }
 
@@ -123,10 +125,10 @@ void CheckEngines(const v1::StatusResponse& status, Findings& out) {
 void CheckPublish(const v1::StatusResponse& status, Findings& out) {
   const bool runs = std::ranges::any_of(status.epochs(), [](const auto& e) { return !Ended(e); });
   if (runs || status.waiting_for().empty() || status.waiting_seconds() < kUnansweredSeconds) return;
-  out.push_back(
-      {"held_up", "job " + status.job(),
-       "has waited for " + SecondsText(status.waiting_seconds()) + " for " + status.waiting_for(),
-       "look at that process: is it stopped, or does it publish another version?"});
+  out.push_back({"held_up", "job " + status.job(),
+                 "has waited for " + SecondsText(status.waiting_seconds()) + " for " +
+                     coordinator::WaitingInWords(status.waiting_for()),
+                 "look at that process: is it stopped, or does it publish another version?"});
 }
 
 void CheckEpochs(const v1::StatusResponse& status, Findings& out) {
@@ -143,7 +145,8 @@ void CheckEpochs(const v1::StatusResponse& status, Findings& out) {
       out.push_back(
           {flips ? "flip" : "held_up", "epoch " + std::to_string(epoch.epoch()),
            "has waited for " + SecondsText(seconds) + " for " +
-               FirstOf(epoch.waiting_for(), 3, epoch.waiting_for_left()),
+               coordinator::WaitingInWords(
+                   FirstOf(epoch.waiting_for(), 3, epoch.waiting_for_left())),
            flips ? "those engines were offered version " + std::to_string(epoch.version()) +
                        " and have not acknowledged it: look at their processes; `wwctl evict "
                        "GROUP` leaves an engine out"

@@ -31,7 +31,11 @@ Result<std::string> RunDrain(Connection connection, const DrainCommand& command)
   while (true) {
     WW_ASSIGN(const v1::StatusResponse status, connection.GetStatus(kEnginesOnly));
     const std::string busy = BusyOf(status, drained);
-    if (busy.empty()) return command.name + " is drained and may be stopped: " + engines + "\n";
+    if (busy.empty()) {
+      const bool itself = engines == command.name;
+      return command.name + " is drained; safe to stop" + (itself ? "" : " (" + engines + ")") +
+             "\n";
+    }
     if (std::chrono::steady_clock::now() >= end) {
       return Fail(
           Status(Code::kDeadlineExceeded, Reason::kDeadlineExceeded,

@@ -6,6 +6,7 @@
 
 #include "client/cli/render.h"
 #include "client/cli/table.h"
+#include "server/coordinator/waiting_words.h"
 
 namespace weightwire::cli {
 namespace {
@@ -40,7 +41,8 @@ std::string LastOf(const Trace& trace, const std::string& phase) {
   std::ranges::stable_sort(reports, std::greater<>(), [](const auto* e) { return e->at(); });
   std::vector<std::string> shown;
   for (size_t i = 0; i < std::min(kLastShown, reports.size()); ++i) {
-    shown.push_back(reports[i]->who() + " " + reports[i]->what() + " at " +
+    shown.push_back(reports[i]->who() + " " +
+                    std::string(coordinator::ReportInWords(reports[i]->what())) + " at " +
                     SecondsText(reports[i]->at()));
   }
   return Joined(shown) +
@@ -50,9 +52,10 @@ std::string LastOf(const Trace& trace, const std::string& phase) {
 std::string HeadText(const v1::StatusResponse::Epoch& epoch) {
   std::string text = "epoch " + std::to_string(epoch.epoch()) + ": " +
                      Word(v1::EpochKind_Name(epoch.kind()), "EPOCH_KIND_") + " of version " +
-                     std::to_string(epoch.version()) + ", try " + std::to_string(epoch.attempt()) +
-                     ", " + Word(v1::EpochPhase_Name(epoch.phase()), "EPOCH_PHASE_") +
-                     "; began at " + ClockText(epoch.started_unix_seconds()) + ", took " +
+                     std::to_string(epoch.version()) + ", attempt " +
+                     std::to_string(epoch.attempt()) + ", " +
+                     Word(v1::EpochPhase_Name(epoch.phase()), "EPOCH_PHASE_") + "; began at " +
+                     ClockText(epoch.started_unix_seconds()) + ", took " +
                      SecondsText(epoch.total_seconds()) + "\ntrace " + epoch.trace_id() +
                      "\nengines: " + (epoch.engines().empty() ? "none" : Joined(epoch.engines()));
   if (!epoch.left_out().empty()) text += "; left out: " + Joined(epoch.left_out());
@@ -61,7 +64,9 @@ std::string HeadText(const v1::StatusResponse::Epoch& epoch) {
   if (const std::string delta = DeltaText(epoch); !delta.empty()) text += "; " + delta;
   text += "\n";
   if (epoch.why().code() != 0) text += "why: " + epoch.why().message() + "\n";
-  if (!epoch.waiting_for().empty()) text += "waiting for: " + Joined(epoch.waiting_for()) + "\n";
+  if (!epoch.waiting_for().empty()) {
+    text += "waiting for: " + coordinator::WaitingInWords(Joined(epoch.waiting_for())) + "\n";
+  }
   return text;
 }
 

@@ -1,7 +1,11 @@
 #include "client/cli/global_options.h"
 
+#include <unistd.h>
+
+#include <cerrno>
 #include <charconv>
 #include <cstdlib>
+#include <cstring>
 #include <sstream>
 #include <type_traits>
 
@@ -77,15 +81,14 @@ GlobalOptions::GlobalOptions(CLI::App& app) : app_(app) {
   timeout_ = app.add_option("--timeout", timeout_seconds_, "Seconds for each call")
                  ->check(Real(kSecondsMin, kSecondsMax))
                  ->capture_default_str();
-  output_option_ =
-      app.add_option("-o,--output", output_word_,
-                     "How to print: text; wide: every column and row; json: for machines")
-          ->check(CLI::IsMember({"text", "wide", "json"}))
-          ->capture_default_str();
+  output_option_ = app.add_option("-o,--output", output_word_,
+                                  "How to print: text; wide: every column and row; json")
+                       ->check(CLI::IsMember({"text", "wide", "json"}))
+                       ->capture_default_str();
   json_flag_ = app.add_flag("--json", json_alias_, "The same as -o json");
   AddSetting("--tls-cert", "WEIGHTWIRE_TLS_CERT", "Own certificate (PEM)", files_.cert, "TLS");
   AddSetting("--tls-key", "WEIGHTWIRE_TLS_KEY", "Its private key (PEM)", files_.key, "TLS");
-  AddSetting("--tls-ca", "WEIGHTWIRE_TLS_CA", "Whom to believe (PEM)", files_.ca, "TLS");
+  AddSetting("--tls-ca", "WEIGHTWIRE_TLS_CA", "CA certificate (PEM)", files_.ca, "TLS");
   AddSetting("--tls-server-name", "WEIGHTWIRE_TLS_SERVER_NAME",
              "Name in the coordinator's certificate, where it is not that of --address",
              files_.server_name, "TLS");
@@ -147,6 +150,13 @@ Status GlobalOptions::SettleTls() {
   }
   if (files_.ca.empty() && !(files_.cert.empty() && files_.token.empty())) {
     return Usage("TLS needs --tls-ca, or $WEIGHTWIRE_TLS_CA");
+  }
+  // gRPC would log what its own threads find, and the call would fail as if nobody listened.
+  for (const Setting& setting : settings_) {
+    if (&setting == &settings_.front() || setting.value == &files_.server_name) continue;
+    if (setting.value->empty() || access(setting.value->c_str(), R_OK) == 0) continue;
+    return Usage((setting.flagged() ? setting.flag->get_name() : setting.variable) + ": " +
+                 *setting.value + ": " + std::strerror(errno));
   }
   return OkStatus();
 }

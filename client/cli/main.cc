@@ -78,8 +78,14 @@ class Program {
   }
 
   int Run(int argc, char** argv) {
+    if (argc == 1) {
+      std::fputs(app_.help().c_str(), stderr);
+      return kExitUsage;
+    }
+    std::vector<char*> words = WithoutHelpWord(argc, argv);
     try {
-      app_.parse(checkpoints_.TakeArguments(argc, argv), argv);
+      app_.parse(checkpoints_.TakeArguments(static_cast<int>(words.size()), words.data()),
+                 words.data());
     } catch (const CLI::ParseError& error) {
       const std::string unknown = error.get_exit_code() == 0 ? "" : UnknownWord(app_);
       if (unknown.empty()) return app_.exit(error) == 0 ? 0 : kExitUsage;
@@ -95,6 +101,23 @@ class Program {
   }
 
  private:
+  /// `wwctl help COMMAND` is `wwctl COMMAND --help`, and `wwctl version` is `wwctl --version`.
+  std::vector<char*> WithoutHelpWord(int argc, char** argv) const {
+    static char help[] = "--help", version[] = "--version";
+    std::vector<char*> words(argv, argv + argc);
+    const std::string_view first = argv[1];
+    if (first == "version" && argc == 2) words[1] = version;
+    if (first == "help") {
+      words.erase(words.begin() + 1);
+      // Of a word that is no command the parser says which one was meant.
+      const auto named = [&](const CLI::App* command) {
+        return argc > 2 && command->get_name() == words[1];
+      };
+      if (argc == 2 || !app_.get_subcommands(named).empty()) words.push_back(help);
+    }
+    return words;
+  }
+
   CLI::App* Online(const std::string& name, const std::string& about, unsigned traits,
                    std::function<Answer()> run) {
     CLI::App* command = app_.add_subcommand(name, about);
@@ -119,7 +142,7 @@ class Program {
 
   void AddEpochs(CLI::App* command) {
     command
-        ->add_option("--epochs", epochs_max_,
+        ->add_option("--epochs,--limit", epochs_max_,
                      "The newest so many epochs, 0: all that the coordinator remembers; without: " +
                          std::to_string(kEpochsOfList) + ", as text after a status " +
                          std::to_string(kEpochsOfStatus))
@@ -169,8 +192,9 @@ class Program {
                  WW_FAIL_IF_ERROR(VerifyOutcome(result));
                  return std::string();
                });
-    command->add_option("--group", name_,
-                        "Only this engine: its replicas, and what was found before");
+    const char* only = "Only this engine: its replicas, and what was found before";
+    CLI::Option* engine = command->add_option("engine", name_, only);
+    command->add_option("--group", name_, only)->excludes(engine);
   }
 
   /// A command that changes a running job.
@@ -199,7 +223,7 @@ class Program {
                       "epoch " + std::to_string(epoch_) + " is aborting");
         });
     abort->add_option("epoch", epoch_)->required()->transform(Whole(1, UINT64_MAX));
-    abort->add_option("--why", why_, "For the record")->capture_default_str();
+    abort->add_option("--why", why_, "Reason for the log")->capture_default_str();
     CLI::App* commit = Control(
         "commit", "Commit a staged epoch of a manual publish", 0,
         [this](const auto& status) { return CommitEffect(status, epoch_); },
@@ -223,7 +247,7 @@ class Program {
           return Said(connection.Evict(name_, why_), name_ + " is fenced");
         });
     evict->add_option("group", name_)->required();
-    evict->add_option("--why", why_, "For the record")->capture_default_str();
+    evict->add_option("--why", why_, "Reason for the log")->capture_default_str();
   }
 
   static Answer Said(const Status& status, const std::string& done) {

@@ -104,10 +104,10 @@ std::string StagingText(const StagingReport& staging) {
   const auto text = [](auto bytes) { return BytesText(static_cast<int64_t>(bytes)); };
   return "memory beyond the application's, for an agent with one rank: source " +
          text(Most(staging.source)) + "; target at most " + text(Most(staging.target)) +
-         ", on average " + text(staging.target_mean) + " (of it " + text(staging.slots_bytes) +
-         " of slots and " + text(staging.scratch_bytes) +
-         " of scratch, which all ranks of an agent share); with GPU-direct " +
-         text(staging.gpu_bytes) + " more of each GPU's slab\n";
+         ", on average " + text(staging.target_mean) + " (" + text(staging.slots_bytes) +
+         " slots + " + text(staging.scratch_bytes) +
+         " scratch, shared by the agent's ranks); with GPU-direct " + text(staging.gpu_bytes) +
+         " more of each GPU's slab\n";
 }
 
 Json StagingJson(const StagingReport& staging, bool by_rank) {

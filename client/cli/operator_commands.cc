@@ -21,7 +21,7 @@ OperatorCommands::OperatorCommands(CLI::App& app, GlobalOptions& globals, Comman
 
 void OperatorCommands::AddTop(CLI::App& app) {
   CLI::App* command = app.add_subcommand(
-      "top", "The job, drawn again and again; ends with Ctrl-C. Once where there is no terminal");
+      "top", "Live view of the job; ends with Ctrl-C. Once where there is no terminal");
   command->callback([this] {
     chosen_ = [this]() -> Result<std::string> {
       WW_FAIL_IF_ERROR(RunTop(globals_.Connect(), interval_ms_, once_, globals_.output()));
@@ -90,7 +90,7 @@ void OperatorCommands::AddDoctor(CLI::App& app) {
   CLI::App* command =
       app.add_subcommand("doctor",
                          "What is wrong with a job, this host or configurations, and how "
-                         "to mend it; changes nothing");
+                         "to fix it; changes nothing");
   globals_.Allow(*command, GlobalOptions::kOnline | GlobalOptions::kJson | GlobalOptions::kWide);
   command->callback([this] {
     chosen_ = [this]() -> Result<std::string> {

@@ -1,9 +1,12 @@
 #include "client/cli/render.h"
 
 #include <algorithm>
+#include <map>
+#include <set>
 
 #include "client/cli/epoch_engines.h"
 #include "client/cli/table.h"
+#include "server/coordinator/waiting_words.h"
 #include "server/wire/json.h"
 #include "server/wire/status.h"
 
@@ -46,7 +49,8 @@ std::string OutcomeText(const v1::StatusResponse::Epoch& epoch) {
   if (epoch.why().code() != 0) return epoch.why().message();
   return epoch.waiting_for().empty()
              ? ""
-             : "waiting for " + FirstOf(epoch.waiting_for(), 3, epoch.waiting_for_left());
+             : "waiting for " + coordinator::WaitingInWords(
+                                    FirstOf(epoch.waiting_for(), 3, epoch.waiting_for_left()));
 }
 
 std::string KindOf(const v1::StatusResponse::Epoch& epoch) {
@@ -104,15 +108,16 @@ std::string EnginesText(const v1::StatusResponse& status, const View& view) {
   const size_t shown = all ? engines.size() : view.rows;
   std::vector<std::string> header = {"ENGINE", "STATE", "VERSION"};
   if (view.wide) header.emplace_back("EPOCH");
-  header.insert(header.end(), {"BEHIND", "READY"});
-  if (view.wide) header.emplace_back("HOLDS");
+  header.insert(header.end(), {"LAG", "READY"});
+  if (view.wide) header.emplace_back("ROLLBACK TO");
   header.insert(header.end(), {"RANKS", "LAST ERROR"});
   Table table(std::move(header));
   for (size_t i = 0; i < shown; ++i) {
     const auto& e = *engines[i];
     std::vector<std::string> row = {
         e.name(),
-        Word(v1::EngineState_Name(e.state()), "ENGINE_STATE_") +
+        std::string(
+            coordinator::StateInWords(Word(v1::EngineState_Name(e.state()), "ENGINE_STATE_"))) +
             (e.drained() ? e.busy_with().empty() ? ", drained" : ", draining" : ""),
         e.version() == 0 ? "-" : VersionText(status, e.lineage(), e.version())};
     if (view.wide) row.push_back(NumberOrDash(e.serving_epoch()));
@@ -135,7 +140,7 @@ std::string EpochsText(const v1::StatusResponse& status, const View& view) {
   const int shown = view.rows == 0 ? status.epochs_size()
                                    : std::min(status.epochs_size(), static_cast<int>(view.rows));
   if (view.wide) {
-    Table table({"EPOCH", "KIND", "VERSION", "PHASE", "TRY", "BYTES", "BY PATH", "TRANSFER",
+    Table table({"EPOCH", "KIND", "VERSION", "PHASE", "ATTEMPT", "BYTES", "TRANSPORT", "TRANSFER",
                  "TOTAL", "ENGINES", "ROOT", "WHY"});
     for (const auto& e : status.epochs()) {
       if (table.rows() == static_cast<size_t>(shown)) break;
@@ -149,7 +154,7 @@ std::string EpochsText(const v1::StatusResponse& status, const View& view) {
     }
     return table.Text();
   }
-  Table table({"EPOCH", "KIND", "VERSION", "PHASE", "TRY", "BYTES", "TOTAL", "ENGINES", "WHY"});
+  Table table({"EPOCH", "KIND", "VERSION", "PHASE", "ATTEMPT", "BYTES", "TOTAL", "ENGINES", "WHY"});
   for (const auto& e : status.epochs()) {
     if (table.rows() == static_cast<size_t>(shown)) break;
     const auto left_out = names.LeftOut(e);
@@ -171,13 +176,19 @@ std::string EpochsPageText(const v1::StatusResponse& status, const View& view) {
 std::string VerifyText(const v1::VerifyResponse& result) {
   Table table({"ENGINE", "VERSION", "EPOCH", "ROOT", "CLASS", "TENSORS", "PARTIAL", "BYTES",
                "SECONDS", "RESULT"});
+  std::set<std::string> differ;
+  for (const auto& difference : result.differences()) differ.insert(difference.engine());
+  // Of more differences than there is room for, the others' engines are not known.
+  const char* rest = result.differences_total() == 0 ? "equal" : "read";
+  size_t equal = 0;
   for (const auto& e : result.engines()) {
     const bool read = e.why().code() == 0;
+    equal += read && result.differences_total() == 0 ? 1 : 0;
     table.Add({e.name(), std::to_string(e.version()), std::to_string(e.epoch()),
                read ? e.root() : "-", read ? e.content_class().substr(0, 8) : "-",
                std::to_string(e.tensors()), std::to_string(e.tensors_partial()),
                BytesText(e.bytes()), SecondsText(e.seconds()),
-               read             ? "read"
+               read             ? differ.contains(e.name()) ? "differs" : rest
                : e.superseded() ? "superseded: " + e.why().message()
                                 : e.why().message()});
   }
@@ -191,6 +202,7 @@ std::string VerifyText(const v1::VerifyResponse& result) {
                            static_cast<uint64_t>(result.differences_size())) +
             " more\n";
   }
+  if (equal > 0) text += CountText(equal, "engine") + " equal\n";
   return text;
 }
 
@@ -204,7 +216,7 @@ Status VerifyOutcome(const v1::VerifyResponse& result) {
                       " differences between what should be equal")
         .AtRank(first.engine())
         .AtTensor(first.tensor())
-        .Remedy("`wwctl evict` what differs: it registers again and is filled from another engine");
+        .Remedy("`wwctl evict` what differs: it rejoins and is brought up to date by a peer");
   }
   for (const auto& engine : result.engines()) {
     if (engine.why().code() == 0) continue;
@@ -220,7 +232,9 @@ std::string CountText(uint64_t count, const std::string& noun) {
 }
 
 std::string WaitingText(const v1::StatusResponse& status) {
-  if (!status.waiting_for().empty()) return "waiting for: " + status.waiting_for();
+  if (!status.waiting_for().empty()) {
+    return "waiting for: " + coordinator::WaitingInWords(status.waiting_for());
+  }
   if (status.engines().empty()) return "idle: no engine is registered";
   if (status.committed_version() == 0) return "idle: nothing was published yet";
   const std::string version =
@@ -274,15 +288,14 @@ std::string StatusText(const v1::StatusResponse& status, const View& view) {
 }
 
 std::string RollbackText(const v1::RollbackResponse& result) {
-  std::string text =
+  const std::string version =
       "version " + std::to_string(result.version()) +
-      (result.lineage() > 1 ? " of lineage " + std::to_string(result.lineage()) : "") +
-      " is committed in epoch " + std::to_string(result.epoch());
-  if (result.held_epoch() == 0) return text + " already\n";
-  text += ", whose bytes are epoch " + std::to_string(result.held_epoch()) + "'s; served by " +
-          Joined(result.engines());
-  if (!result.filling().empty()) text += "; filling " + Joined(result.filling());
-  return text + "\n";
+      (result.lineage() > 1 ? " of lineage " + std::to_string(result.lineage()) : "");
+  const std::string epoch = std::to_string(result.epoch());
+  if (result.held_epoch() == 0) return version + " is committed in epoch " + epoch + " already\n";
+  return "rolled back to " + version + " (epoch " + epoch + ", content of epoch " +
+         std::to_string(result.held_epoch()) + "); served by " + Joined(result.engines()) +
+         (result.filling().empty() ? "" : "; filling " + Joined(result.filling())) + "\n";
 }
 
 std::string RollbackJson(const v1::RollbackResponse& result) {

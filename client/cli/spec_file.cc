@@ -132,7 +132,7 @@ Result<std::string> SpecFromFile(const std::string& path) {
   try {
     return SpecOf(path, YAML::Load(text));
   } catch (const YAML::Exception& error) {
-    return Bad(path, error.mark, "is no YAML: " + error.msg, "mend that line");
+    return Bad(path, error.mark, "is no YAML: " + error.msg, "fix that line");
   }
 }
 

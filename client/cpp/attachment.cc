@@ -7,6 +7,7 @@
 #include <random>
 
 #include "client/cpp/fd_socket.h"
+#include "server/memory/uid_wall.h"
 #include "server/wire/layout.h"
 #include "server/wire/limits.h"
 #include "server/wire/status.h"
@@ -75,7 +76,13 @@ Status Attachment::Handshake(v1::GroupRole role) {
   const bool answered =
       changed_.wait_for(lock, place_.call_timeout, [this] { return attached_ || ended_; });
   if (attached_) return OkStatus();
-  if (ended_) return end_;
+  if (ended_) {
+    if (end_.code() != Code::kUnavailable) return end_;
+    const std::string wall = memory::UidWall(socket_);
+    if (wall.empty()) return end_;
+    return Status(Code::kPermissionDenied, Reason::kPermissionDenied, wall)
+        .Remedy(memory::UidWallRemedy());
+  }
   if (!answered) stream_context_.TryCancel();
   return Status(Code::kDeadlineExceeded, Reason::kDeadlineExceeded,
                 "the agent at " + socket_ + " did not answer")

@@ -366,7 +366,7 @@ void Participant::Do(const epoch::SendTransferred&) {
       if (held.epoch != attempt_->command.held) staged->keeps.push_back(held);
     }
   }
-  Note(attempt_->command.role == epoch::Role::kSource ? "all its bytes were read"
+  Note(attempt_->command.role == epoch::Role::kSource ? "all bytes read"
                                                       : "staged, every byte verified",
        false);
   services_->report(std::move(report));

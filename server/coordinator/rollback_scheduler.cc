@@ -1,6 +1,7 @@
 #include "server/coordinator/rollback_scheduler.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "server/base/failpoint.h"
@@ -93,6 +94,14 @@ epoch::Content RollbackScheduler::HeldOf(const Pending& rollback) const {
 }
 
 Status RollbackScheduler::NoHolder(Version version) const {
+  std::set<Version> held;
+  for (const Group* engine : shared_.PartakingEngines()) {
+    for (const epoch::Content& content : engine->Held()) held.insert(content.version);
+  }
+  std::string available;
+  for (const Version one : held) {
+    available += (available.empty() ? "; available: " : ", ") + std::to_string(one.value);
+  }
   std::string lost = "it was not committed here";
   for (const EpochStatus& epoch : shared_.history.epochs()) {
     const bool committed = epoch.phase == epoch::Phase::kCommitted && epoch.version == version;
@@ -106,7 +115,8 @@ Status RollbackScheduler::NoHolder(Version version) const {
     if (group.role == control::GroupRole::kEngine) now += "; " + LineOf(group);
   }
   return Status(Code::kFailedPrecondition, Reason::kStaleVersion,
-                "no holder of version " + std::to_string(version.value) + ": " + lost + now)
+                "no engine still holds version " + std::to_string(version.value) + available +
+                    "; " + lost + now)
       .Remedy("push its checkpoint as a new version: `python -m weightwire.checkpoint push`");
 }
 

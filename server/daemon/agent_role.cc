@@ -1,6 +1,7 @@
 #include "server/daemon/agent_role.h"
 
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
 #include <algorithm>
 #include <thread>
@@ -212,7 +213,26 @@ Status AgentRole::MakeAgent(const Config& config, const Host& host, CoordinatorR
 }
 
 Status AgentRole::Serve(const Config& config, const Host& host) {
-  WW_RETURN_IF_ERROR(MakePrivateDirectory(DirectoryOf(config.agent_socket)));
+  const std::string folder = DirectoryOf(config.agent_socket);
+  const rpc::UnixAccess access{config.allow_uids, config.socket_group};
+  if (access.uids.empty()) {
+    WW_RETURN_IF_ERROR(MakePrivateDirectory(folder));
+  } else {
+    WW_RETURN_IF_ERROR(MakeSocketDirectory(folder, access.group));
+    if (const std::string closed = ClosedAbove(folder, access.group); !closed.empty()) {
+      spdlog::warn(
+          "allow_uids: {} lets {} not pass: they do not reach agent_socket, {}; choose a path that "
+          "they can enter",
+          closed, access.group ? "members of socket_group" : "other users", config.agent_socket);
+    }
+  }
+  const auto refused = [processes = processes_](uint32_t uid) {
+    if (!processes->Refused(uid)) return;
+    spdlog::warn(
+        "refused a process of uid {}: this agent has uid {}; run both as the same user "
+        "(runAsUser), or name uid {} in allow_uids",
+        uid, geteuid(), uid);
+  };
   fds_ = std::make_unique<rpc::FdTable>(host.clock);
   fd_server_ = rpc::FdServer::Make(host.io, *fds_);
   const auto message_bytes_max = static_cast<size_t>(config.message_bytes_max);
@@ -220,18 +240,19 @@ Status AgentRole::Serve(const Config& config, const Host& host) {
                                      *agent_, *fds_, addresses_);
   WW_ASSIGN_OR_STATUS(server_,
                       rpc::GrpcServer::Start({message_bytes_max, nullptr}, {service_->service()}));
-  WW_ASSIGN_OR_STATUS(fd_acceptor_,
-                      rpc::Acceptor::ListenUnix(host.io, config.agent_socket + ".fd", host.metrics,
-                                                [this](memory::UniqueFd connection) {
-                                                  fd_server_->Serve(std::move(connection));
-                                                }));
+  WW_ASSIGN_OR_STATUS(fd_acceptor_, rpc::Acceptor::ListenUnix(
+                                        host.io, config.agent_socket + ".fd", host.metrics, access,
+                                        [this](memory::UniqueFd connection) {
+                                          fd_server_->Serve(std::move(connection));
+                                        },
+                                        refused));
   WW_ASSIGN_OR_STATUS(acceptor_, rpc::Acceptor::ListenUnix(
-                                     host.io, config.agent_socket, host.metrics,
+                                     host.io, config.agent_socket, host.metrics, access,
                                      [this](memory::UniqueFd connection) {
                                        processes_->Connected(connection.get());
                                        server_->HandOver(std::move(connection));
                                      },
-                                     [this](uint32_t uid) { processes_->Refused(uid); }));
+                                     refused));
   return OkStatus();
 }
 
@@ -255,6 +276,10 @@ bool AgentRole::AwaitSession(Nanos limit) {
   }
   OnStrand(strand_, [this] { server_->SetServing(kServiceName, true); });
   return true;
+}
+
+Status AgentRole::SessionStatus() {
+  return OnStrand(strand_, [this] { return agent_->SessionStatus(); });
 }
 
 void AgentRole::Stop() {

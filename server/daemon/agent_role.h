@@ -37,6 +37,8 @@ class AgentRole {
   /// Waits until there is a session with the coordinator, for at most `limit`. False: there is
   /// none.
   bool AwaitSession(Nanos limit);
+  /// Agent::SessionStatus.
+  Status SessionStatus();
   /// Drains transfers, tells the coordinator, evicts local processes, closes. Idempotent.
   void Stop();
 

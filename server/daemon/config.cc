@@ -103,6 +103,10 @@ Status CheckNames(const Config& config) {
   if (HasAgent(config.role) && config.agent_socket.size() > kSocketPathMax) {
     return Invalid("agent_socket must have at most 104 bytes");
   }
+  if (config.socket_group && config.allow_uids.empty()) {
+    return Status(Invalid("socket_group is for the users of allow_uids, and that is empty"))
+        .Remedy("set allow_uids, or leave socket_group out");
+  }
   if (config.role == Role::kAgent && config.coordinator.empty()) {
     return Status(Invalid("role agent needs the address of a coordinator"))
         .Remedy("set coordinator, or run with role all");
@@ -116,8 +120,8 @@ Status CheckNames(const Config& config) {
   }
   static const std::vector<std::string> kLevels = {"trace", "debug", "info", "warn", "error"};
   if (std::find(kLevels.begin(), kLevels.end(), config.log_level) == kLevels.end()) {
-    return Invalid("log_level: \"" + config.log_level +
-                   "\" is none of trace, debug, info, warn, error");
+    return Invalid("log_level must be trace, debug, info, warn or error, not \"" +
+                   config.log_level + '"');
   }
   return OkStatus();
 }

@@ -31,6 +31,8 @@ struct Config {
   std::string listen = "127.0.0.1:7411";
   std::string http = "127.0.0.1:7412";
   std::string agent_socket;
+  std::vector<uint32_t> allow_uids;      ///< who may attach besides the own user
+  std::optional<uint32_t> socket_group;  ///< with allow_uids: who may reach the socket
   std::vector<std::string> coordinator;  ///< role agent: tried in turn
   std::string data_listen = "127.0.0.1:0";
   std::string ucx_listen = "127.0.0.1:0";

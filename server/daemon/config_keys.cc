@@ -43,6 +43,38 @@ Key Numeric(std::string name, std::string value_name, std::string help, Number C
           [field](const Config& config) { return std::to_string(config.*field); }};
 }
 
+/// "8388608", "8MiB", "10GB"; nothing when it is none, or too large.
+std::optional<uint64_t> ParseBytes(std::string_view text) {
+  uint64_t number = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), number);
+  std::string_view unit = text.substr(static_cast<size_t>(end - text.data()));
+  if (error != std::errc()) return std::nullopt;
+  if (unit.empty()) return number;
+  const size_t power = std::string_view("kMGT").find(unit.front() == 'K' ? 'k' : unit.front());
+  unit.remove_prefix(1);
+  const bool binary = unit == "iB";
+  if (power == std::string_view::npos || !(binary || unit == "B")) return std::nullopt;
+  for (size_t i = 0; i <= power; ++i) {
+    if (__builtin_mul_overflow(number, binary ? 1'024 : 1'000, &number)) return std::nullopt;
+  }
+  return number;
+}
+
+Key Bytes(std::string name, std::string help, uint64_t Config::*field, uint64_t min, uint64_t max) {
+  Key key = Numeric<uint64_t>(std::move(name), "BYTES", std::move(help), field, min, max);
+  key.set = [field, min, max](Config& config, std::string_view value) {
+    const std::optional<uint64_t> number = ParseBytes(value);
+    if (!number || *number < min || *number > max) {
+      return Invalid('"' + std::string(value) + "\" is no number of bytes from " +
+                     std::to_string(min) + " to " + std::to_string(max) +
+                     ", such as 8388608, 8MiB or 10GB");
+    }
+    config.*field = *number;
+    return OkStatus();
+  };
+  return key;
+}
+
 Key Millis(std::string name, std::string help, uint32_t Config::*field) {
   return Numeric<uint32_t>(std::move(name), "MS", std::move(help), field, 10, 3'600'000);
 }
@@ -89,26 +121,79 @@ Key Addresses(std::string name, std::string help, std::vector<std::string> Confi
           [field](const Config& config) { return Joined(config.*field); }};
 }
 
+/// "all, coordinator or agent"
+template <typename Enum>
+std::string OneOf(const std::vector<std::pair<std::string, Enum>>& choices) {
+  std::string text;
+  for (size_t i = 0; i < choices.size(); ++i) {
+    text += (i == 0 ? "" : i + 1 == choices.size() ? " or " : ", ") + choices[i].first;
+  }
+  return text;
+}
+
 template <typename Enum>
 Key Choice(std::string name, std::string help, Enum Config::*field,
            std::vector<std::pair<std::string, Enum>> choices) {
   std::string names;
   for (const auto& [text, value] : choices) names += (names.empty() ? "" : "|") + text;
   return {std::move(name), names, std::move(help),
-          [field, choices, names](Config& config, std::string_view value) {
+          [field, choices](Config& config, std::string_view value) {
             for (const auto& [text, choice] : choices) {
               if (text == value) {
                 config.*field = choice;
                 return OkStatus();
               }
             }
-            return Invalid('"' + std::string(value) + "\" is none of " + names);
+            return Invalid("must be " + OneOf(choices) + ", not \"" + std::string(value) + '"');
           },
           [field, choices](const Config& config) {
             for (const auto& [text, choice] : choices) {
               if (choice == config.*field) return text;
             }
             return std::string();
+          }};
+}
+
+constexpr uint32_t kIdMax = UINT32_MAX - 1;  // the last number means nobody
+
+Result<uint32_t> ParseId(const std::string& text) {
+  uint32_t id = 0;
+  const auto [end, error] = std::from_chars(text.data(), text.data() + text.size(), id);
+  if (error == std::errc() && end == text.data() + text.size() && id <= kIdMax) return id;
+  return Fail(Invalid('"' + text + "\" is no number from 0 to " + std::to_string(kIdMax) +
+                      "; `id -u NAME` prints a user's, `getent group NAME` a group's"));
+}
+
+Key AllowUids() {
+  return {"allow_uids", "LIST",
+          "users, by number, whose processes may attach besides this one's own (docs/security.md)",
+          [](Config& config, std::string_view value) {
+            std::vector<uint32_t> list;
+            for (const std::string& item : Items(value)) {
+              WW_ASSIGN_OR_STATUS(const uint32_t id, ParseId(item));
+              if (std::find(list.begin(), list.end(), id) == list.end()) list.push_back(id);
+            }
+            config.allow_uids = std::move(list);
+            return OkStatus();
+          },
+          [](const Config& config) {
+            std::vector<std::string> items;
+            for (const uint32_t id : config.allow_uids) items.push_back(std::to_string(id));
+            return Joined(items);
+          }};
+}
+
+Key SocketGroup() {
+  return {"socket_group", "GID",
+          "with allow_uids: only its members reach agent_socket; empty: every user, to be refused",
+          [](Config& config, std::string_view value) {
+            config.socket_group.reset();
+            if (value.empty()) return OkStatus();
+            WW_ASSIGN_OR_STATUS(config.socket_group, ParseId(std::string(value)));
+            return OkStatus();
+          },
+          [](const Config& config) {
+            return config.socket_group ? std::to_string(*config.socket_group) : std::string();
           }};
 }
 
@@ -159,8 +244,11 @@ std::vector<Key> MakeKeys() {
       Text("name", "NAME", "name for people (default: the host's)", &Config::name),
       Address("listen", "coordinator's gRPC listener; port 0: any", &Config::listen, false),
       Address("http", "metrics, health and status page; empty: none", &Config::http, true),
-      Text("agent_socket", "PATH", "agent's Unix socket, in a directory of mode 0700",
+      Text("agent_socket", "PATH",
+           "agent's Unix socket, in a directory of mode 0700 (0711 or 0710 with allow_uids)",
            &Config::agent_socket),
+      AllowUids(),
+      SocketGroup(),
       Addresses("coordinator", "coordinator to join (role agent); of several the one that leads",
                 &Config::coordinator),
       Address("data_listen", "data plane listener (tcp)", &Config::data_listen, false),
@@ -241,11 +329,10 @@ std::vector<Key> MakeKeys() {
                         1'000'000),
       Numeric<uint32_t>("worker_threads", "N", "threads that pack and plan; 0: cores, at most 4",
                         &Config::worker_threads, 0, 256),
-      Numeric<uint64_t>("rate_limit", "BYTES",
-                        "a second, sent and as many read, by transports other than shm; 0: none",
-                        &Config::rate_limit, 0, uint64_t{1} << 40),
-      Numeric<uint64_t>("peer_rate_limit", "BYTES", "the same with any one peer agent",
-                        &Config::peer_rate_limit, 0, uint64_t{1} << 40),
+      Bytes("rate_limit", "a second, sent and as many read, by transports other than shm; 0: none",
+            &Config::rate_limit, 0, uint64_t{1} << 40),
+      Bytes("peer_rate_limit", "the same with any one peer agent", &Config::peer_rate_limit, 0,
+            uint64_t{1} << 40),
       Numeric<uint32_t>("traffic_class", "N", "IP TOS byte of tcp data sockets (DSCP x 4); 0: none",
                         &Config::traffic_class, 0, 255),
       Choice<transport::Integrity>(
@@ -260,23 +347,23 @@ std::vector<Key> MakeKeys() {
                         &Config::tcp_connections, 1, 16),
       Numeric<uint32_t>("tcp_io_threads", "N", "threads that serve tcp data sockets",
                         &Config::tcp_io_threads, 1, 64),
-      Numeric<uint64_t>("segment_bytes_max", "BYTES", "most bytes under one sum",
-                        &Config::segment_bytes_max, 4'096, uint64_t{1} << 30),
-      Numeric<uint64_t>("slot_bytes", "BYTES", "one slot; a multiple of 4096", &Config::slot_bytes,
-                        8'192, uint64_t{1} << 32),
+      Bytes("segment_bytes_max", "most bytes under one sum", &Config::segment_bytes_max, 4'096,
+            uint64_t{1} << 30),
+      Bytes("slot_bytes", "one slot; a multiple of 4096", &Config::slot_bytes, 8'192,
+            uint64_t{1} << 32),
       Numeric<uint32_t>("slots_in_pool", "N", "slots of this process", &Config::slots_in_pool, 1,
                         65'536),
       Numeric<uint32_t>("window", "N", "slots announced ahead, of one rank's streams together",
                         &Config::window, 1, 1'024),
-      Numeric<uint64_t>("chunk_bytes", "BYTES", "most bytes of one read", &Config::chunk_bytes,
-                        4'096, uint64_t{1} << 26),
+      Bytes("chunk_bytes", "most bytes of one read", &Config::chunk_bytes, 4'096,
+            uint64_t{1} << 26),
       Numeric<uint32_t>("gets_in_flight", "N", "reads under way, of one rank's streams together",
                         &Config::gets_in_flight, 1, 256),
       Millis("progress_timeout_ms", "a stream without progress for this long fails",
              &Config::progress_timeout_ms),
-      Numeric<uint64_t>("stage_bytes_max", "BYTES",
-                        "budget of stages and snapshots; 0: half of RAM, or of the cgroup's limit",
-                        &Config::stage_bytes_max, 0, 1'024 * kTiB),
+      Bytes("stage_bytes_max",
+            "budget of stages and snapshots; 0: half of RAM, or of the cgroup's limit",
+            &Config::stage_bytes_max, 0, 1'024 * kTiB),
       Choice<transfer::DeltaPolicy::Mode>(
           "delta",
           "send only what changed since earlier versions: auto, over a network or a rate limit and "
@@ -296,9 +383,8 @@ std::vector<Key> MakeKeys() {
           "lend GPU memory to ranks that ask for it: auto, host memory where there is none; "
           "required, refuse (untested on hardware)",
           &Config::gpu, {{"off", Gpu::kOff}, {"auto", Gpu::kAuto}, {"required", Gpu::kRequired}}),
-      Numeric<uint64_t>("gpu_slab_bytes", "BYTES",
-                        "taken of each visible GPU at the start, and lent to ranks",
-                        &Config::gpu_slab_bytes, 0, 1'024 * kTiB),
+      Bytes("gpu_slab_bytes", "taken of each visible GPU at the start, and lent to ranks",
+            &Config::gpu_slab_bytes, 0, 1'024 * kTiB),
       Text("gpu_library", "FILE", "libweightwire_cuda.so; empty: beside weightwired",
            &Config::gpu_library),
       Numeric<uint32_t>("retain_versions", "N",
@@ -326,8 +412,8 @@ std::vector<Key> MakeKeys() {
       Plaintext(),
       Choice<bool>("insecure", "allow plaintext listeners beyond loopback", &Config::insecure,
                    {{"false", false}, {"true", true}}),
-      Numeric<uint64_t>("message_bytes_max", "BYTES", "largest gRPC message",
-                        &Config::message_bytes_max, 4'096, uint64_t{1} << 29),
+      Bytes("message_bytes_max", "largest gRPC message", &Config::message_bytes_max, 4'096,
+            uint64_t{1} << 29),
   };
 }
 

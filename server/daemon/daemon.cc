@@ -59,7 +59,10 @@ class DaemonImpl final : public Daemon {
     }
     if (!http_) WW_FAIL_IF_ERROR(OpenHttp(host.identity));
     if (agent_ && !agent_->AwaitSession(kSessionWait)) {
-      spdlog::warn("no session with the coordinator yet; the agent keeps trying");
+      std::string tried;
+      for (const std::string& one : config_.coordinator) tried += (tried.empty() ? "" : ", ") + one;
+      spdlog::warn("no session with the coordinator {} yet: {}; the agent keeps trying",
+                   tried.empty() ? "of this process" : tried, agent_->SessionStatus().ToString());
     }
     WW_FAILPOINT("daemon.before_ready");
     // Before anybody can read that this process is ready: from here on a signal is a good stop.

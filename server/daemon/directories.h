@@ -1,5 +1,6 @@
 #pragma once
 
+#include <optional>
 #include <string>
 
 #include "server/base/status.h"
@@ -10,6 +11,12 @@ namespace weightwire::daemon {
 ///   kUnavailable / kIoError            cannot be made
 ///   kPermissionDenied / kConfigInvalid exists and belongs to another user, or others may enter it
 Status MakePrivateDirectory(const std::string& path);
+/// The same for a directory with a socket that other users may reach: they may pass through it, and
+/// neither list nor change it. Mode 0711, or 0710 for members of `group` alone.
+Status MakeSocketDirectory(const std::string& path, std::optional<uint32_t> group);
+/// Which directory above `path` keeps others (members of `group` where one is given) from it;
+/// empty: none.
+std::string ClosedAbove(const std::string& path, std::optional<uint32_t> group);
 /// The directory of a file's path; "." when it has none.
 std::string DirectoryOf(const std::string& path);
 

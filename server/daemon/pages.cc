@@ -5,6 +5,8 @@
 #include <algorithm>
 #include <iterator>
 
+#include "server/coordinator/waiting_words.h"
+
 namespace weightwire::daemon {
 namespace {
 
@@ -14,31 +16,50 @@ void Line(std::string& out, fmt::format_string<Arguments...> format, Arguments&&
   out.push_back('\n');
 }
 
+std::string Count(uint64_t count, std::string_view noun) {
+  return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
+}
+
+/// The first line of `wwctl status`.
+std::string WaitingLine(const coordinator::StatusSnapshot& snapshot) {
+  if (!snapshot.waiting_for.empty()) {
+    return "waiting for: " + coordinator::WaitingInWords(snapshot.waiting_for);
+  }
+  if (snapshot.engines.empty()) return "idle: no engine is registered";
+  const uint64_t version = snapshot.committed_version.value;
+  if (version == 0) return "idle: nothing was published yet";
+  const auto without = std::ranges::count_if(
+      snapshot.engines, [](const auto& engine) { return !engine.ready && !engine.drained; });
+  if (without == 0) return fmt::format("idle: all engines serve version {}", version);
+  return fmt::format("idle, but {} of {} not ready for version {}",
+                     Count(static_cast<uint64_t>(without), "engine"), snapshot.engines.size(),
+                     version);
+}
+
 }  // namespace
 
 std::string CoordinatorPage(const coordinator::StatusSnapshot& snapshot) {
   std::string out;
-  Line(out, "job {}: epoch {} committed (version {}), {} agents, {} participants", snapshot.job,
-       snapshot.committed.value, snapshot.committed_version.value, snapshot.agents,
-       snapshot.participants_total);
-  if (snapshot.waiting_for.empty()) {
-    Line(out, "idle: nothing is waited for");
-  } else {
-    Line(out, "waiting for: {}", snapshot.waiting_for);
-  }
+  Line(out, "{}", WaitingLine(snapshot));
+  const bool none = snapshot.committed_version.value == 0;
+  Line(out, "job {}: {}; {}, {}", snapshot.job,
+       none ? "nothing committed yet"
+            : fmt::format("version {} committed in epoch {}", snapshot.committed_version.value,
+                          snapshot.committed.value),
+       Count(snapshot.agents, "agent"), Count(snapshot.participants_total, "rank"));
   if (!snapshot.journal.empty()) Line(out, "JOURNAL: it {}", snapshot.journal);
   if (!snapshot.deciding) Line(out, "NOT DECIDING: the journal failed; restart this process");
-  Line(out, "\n{:<24} {:<12} {:>8} {:>8} {:>6} {:>7}  {}", "engine", "state", "epoch", "version",
-       "lag", "ranks", "last error");
+  Line(out, "\n{:<24} {:<25} {:>8} {:>8} {:>6} {:>7}  {}", "ENGINE", "STATE", "VERSION", "EPOCH",
+       "LAG", "RANKS", "LAST ERROR");
   for (const auto& engine : snapshot.engines) {
-    Line(out, "{:<24} {:<12} {:>8} {:>8} {:>6} {:>3}/{:<3}  {}", engine.name,
-         std::string(coordinator::EngineStateName(engine.state)) +
-             (engine.drained ? " (drained)" : ""),
-         engine.serving.value, engine.version.value, engine.lag.value, engine.ranks_present,
+    Line(out, "{:<24} {:<25} {:>8} {:>8} {:>6} {:>3}/{:<3}  {}", engine.name,
+         std::string(coordinator::StateInWords(coordinator::EngineStateName(engine.state))) +
+             (engine.drained ? ", drained" : ""),
+         engine.version.value, engine.serving.value, engine.lag.value, engine.ranks_present,
          engine.world_size, engine.last_error);
   }
-  Line(out, "\n{:>8} {:>8} {:<12} {:>10} {:>14}  {}", "epoch", "version", "phase", "seconds",
-       "bytes", "why");
+  Line(out, "\n{:>8} {:>8} {:<12} {:>10} {:>14}  {}", "EPOCH", "VERSION", "PHASE", "SECONDS",
+       "BYTES", "WHY");
   for (const auto& epoch : snapshot.epochs) {
     Line(out, "{:>8} {:>8} {:<12} {:>10.3f} {:>14}  {}", epoch.epoch.value, epoch.version.value,
          epoch::PhaseName(epoch.phase), epoch.total_seconds, epoch.bytes,
@@ -57,8 +78,8 @@ std::string AgentPage(const Status& session,
     Line(out, "transport {} at {}{}{}", transport->name(), transport->address(),
          choices.empty() ? "" : ": ", choices);
   }
-  Line(out, "\n{:<24} {:>5} {:<14} {:>8} {:>8} {:>14} {:>14}", "group", "rank", "phase", "epoch",
-       "serving", "bytes done", "of");
+  Line(out, "\n{:<24} {:>5} {:<14} {:>8} {:>8} {:>14} {:>14}", "GROUP", "RANK", "PHASE", "EPOCH",
+       "SERVING", "BYTES DONE", "OF");
   for (const auto& local : locals) {
     Line(out, "{:<24} {:>5} {:<14} {:>8} {:>8} {:>14} {:>14}", local.group, local.rank, local.phase,
          local.epoch.value, local.serving.value, local.bytes_done, local.bytes_total);

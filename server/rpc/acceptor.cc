@@ -7,6 +7,7 @@
 #include <sys/stat.h>
 #include <unistd.h>
 
+#include <algorithm>
 #include <boost/asio/generic/stream_protocol.hpp>
 #include <boost/asio/io_context.hpp>
 #include <boost/asio/ip/tcp.hpp>
@@ -67,13 +68,14 @@ class AcceptorImpl final : public Acceptor {
  public:
   AcceptorImpl(asio::io_context& io, typename Protocol::acceptor acceptor, std::string address,
                std::string path, metrics::Sink& metrics, Accepted accepted, int percent,
-               Refused refused = nullptr)
+               std::vector<uint32_t> uids = {}, Refused refused = nullptr)
       : acceptor_(std::move(acceptor)),
         retry_(io),
         address_(std::move(address)),
         path_(std::move(path)),
         metrics_(metrics),
         accepted_(std::move(accepted)),
+        uids_(std::move(uids)),
         refused_(std::move(refused)),
         spare_(OpenSpare()),
         descriptors_max_(static_cast<int>(int64_t{DescriptorsMax()} * percent / 100)) {
@@ -114,10 +116,10 @@ class AcceptorImpl final : public Acceptor {
     accepted_(std::move(fd));
   }
 
-  /// Whoever has the same user.
+  /// Whoever has the same user, or one that is named.
   bool Admit(int socket) {
     const auto uid = PeerUid(socket);
-    if (uid == geteuid()) return true;
+    if (uid && (*uid == geteuid() || std::ranges::find(uids_, *uid) != uids_.end())) return true;
     metrics_.Add("auth_failures_total", 1, {{"reason", "uid"}});
     if (uid && refused_) refused_(*uid);
     return false;
@@ -157,7 +159,8 @@ class AcceptorImpl final : public Acceptor {
   const std::string path_;  ///< of a Unix socket
   metrics::Sink& metrics_;
   const Accepted accepted_;
-  const Refused refused_;  ///< may be null
+  const std::vector<uint32_t> uids_;  ///< whom a Unix socket lets in besides the own user
+  const Refused refused_;             ///< may be null
   memory::UniqueFd spare_;
   const int descriptors_max_;  ///< no connection has one from here on
 };
@@ -205,7 +208,8 @@ Result<std::unique_ptr<Acceptor>> Acceptor::ListenTcp(asio::io_context& io,
 
 Result<std::unique_ptr<Acceptor>> Acceptor::ListenUnix(asio::io_context& io,
                                                        const std::string& path,
-                                                       metrics::Sink& metrics, Accepted accepted,
+                                                       metrics::Sink& metrics,
+                                                       const UnixAccess& access, Accepted accepted,
                                                        Refused refused) {
   using Local = asio::local::stream_protocol;
   if (path.empty() || path.size() >= sizeof(sockaddr_un::sun_path)) {
@@ -227,13 +231,22 @@ Result<std::unique_ptr<Acceptor>> Acceptor::ListenUnix(asio::io_context& io,
   Local::acceptor acceptor(io);
   acceptor.open(Local(), error);
   if (!error) acceptor.bind(Local::endpoint(path), error);
-  if (!error && chmod(path.c_str(), 0600) != 0)
-    error.assign(errno, boost::system::system_category());
+  auto failed = [&](int result) {
+    if (result != 0) error.assign(errno, boost::system::system_category());
+    return result != 0;
+  };
+  // Closed to all others first: what it opens to is decided by mode and group together.
+  if (!error && !failed(chmod(path.c_str(), 0600)) && !access.uids.empty()) {
+    const auto unchanged = static_cast<uid_t>(-1);
+    if (!access.group || !failed(chown(path.c_str(), unchanged, *access.group))) {
+      failed(chmod(path.c_str(), access.group ? 0660 : 0666));
+    }
+  }
   if (!error) acceptor.listen(kBacklog, error);
   if (error) return Fail(ListenFailed("unix:" + path, error.message()));
   return std::make_unique<AcceptorImpl<Local>>(io, std::move(acceptor), "unix:" + path, path,
                                                metrics, std::move(accepted), kSharedPercent,
-                                               std::move(refused));
+                                               access.uids, std::move(refused));
 }
 
 }  // namespace weightwire::rpc

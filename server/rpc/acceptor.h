@@ -3,7 +3,9 @@
 #include <cstdint>
 #include <functional>
 #include <memory>
+#include <optional>
 #include <string>
+#include <vector>
 
 #include "server/memory/region.h"
 #include "server/metrics/metrics.h"
@@ -13,6 +15,12 @@ class io_context;
 }  // namespace boost::asio
 
 namespace weightwire::rpc {
+
+/// Whom a Unix socket lets in besides the own user, whose uid each connection is asked for.
+struct UnixAccess {
+  std::vector<uint32_t> uids;     ///< empty: nobody, and the socket's mode is 0600
+  std::optional<uint32_t> group;  ///< the mode is 0660 and the group this one; without: 0666
+};
 
 /// Accepts stream connections and hands them on.
 ///
@@ -35,13 +43,14 @@ class Acceptor {
                                                      const std::string& address,
                                                      metrics::Sink& metrics, Accepted accepted,
                                                      int percent = kSharedPercent);
-  /// A Unix socket of mode 0600 that accepts the own uid only. What a dead process left at `path`
-  /// is replaced; a socket on which somebody answers is not: kAlreadyExists / kIoError. `refused`
-  /// hears of those of other users that the socket's mode let in.
+  /// A Unix socket that accepts the own uid and those of `access` only. What a dead process left at
+  /// `path` is replaced; a socket on which somebody answers is not: kAlreadyExists / kIoError.
+  /// `refused` hears of those of other users that the socket's mode let in.
   static Result<std::unique_ptr<Acceptor>> ListenUnix(boost::asio::io_context& io,
                                                       const std::string& path,
-                                                      metrics::Sink& metrics, Accepted accepted,
-                                                      Refused refused = nullptr);
+                                                      metrics::Sink& metrics,
+                                                      const UnixAccess& access, Accepted accepted,
+                                                      Refused refused);
   virtual ~Acceptor() = default;
   /// "127.0.0.1:41234", "[::1]:41234" or "unix:/path".
   virtual std::string address() const = 0;

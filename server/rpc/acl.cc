@@ -86,7 +86,9 @@ Status CheckPlace(const Caller& caller, const control::RegisterRequest& request)
   if (!caller) return OkStatus();
   const std::string place = request.group + "/" + std::to_string(request.rank);
   if (!MayTake(caller->role, request.role)) {
-    return Denied(caller->Uri() + " registers a rank of the other side")
+    const bool trainer = request.role == control::GroupRole::kTrainer;
+    return Denied(caller->Uri() + ": role " + std::string(tls::RoleName(caller->role)) +
+                  " cannot register " + (trainer ? "trainer" : "engine") + " ranks")
         .AtRank(place)
         .Remedy("give the agent a certificate or token of that role, or of role agent");
   }

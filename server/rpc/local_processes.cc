@@ -69,9 +69,10 @@ void LocalProcesses::Connected(int socket) {
   if (known_.size() > kKnownMax) known_.erase(known_.begin());
 }
 
-void LocalProcesses::Refused(uint32_t uid) {
+bool LocalProcesses::Refused(uint32_t uid) {
   std::lock_guard lock(mutex_);
   refused_ = Refusal{uid, clock_.Now(), WallText()};
+  return uids_refused_.size() < kKnownMax && uids_refused_.insert(uid).second;
 }
 
 std::optional<uint64_t> LocalProcesses::Began(int64_t pid) const {
@@ -100,7 +101,8 @@ control::Troubles LocalProcesses::Refusals() const {
   return {{{},
            "refused a process of uid " + std::to_string(refused_->uid) + " at " + refused_->wall +
                ", for its own uid is " + std::to_string(geteuid()),
-           "run engine or trainer and their agent as the same user (runAsUser)"}};
+           "run engine or trainer and their agent as the same user (runAsUser), or name uid " +
+               std::to_string(refused_->uid) + " in the agent's allow_uids"}};
 }
 
 }  // namespace weightwire::rpc

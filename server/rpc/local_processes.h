@@ -4,6 +4,7 @@
 #include <map>
 #include <mutex>
 #include <optional>
+#include <set>
 #include <string>
 
 #include "server/base/clock.h"
@@ -19,8 +20,9 @@ class LocalProcesses {
 
   /// Remembers who is at the other end of a Unix socket.
   void Connected(int socket);
-  /// Somebody of another user was turned away.
-  void Refused(uint32_t uid);
+  /// Somebody of another user was turned away. True for the first one of this user, of whom a log
+  /// is to say so: an application that tries again and again is logged once.
+  bool Refused(uint32_t uid);
 
   /// It lives and does not run: SIGSTOP, or a debugger. False for whoever has never connected: the
   /// number that a process tells of itself means another one here, when it has a PID namespace of
@@ -44,6 +46,7 @@ class LocalProcesses {
     std::string wall;  ///< the same for people; a text that does not change is told once
   };
   std::optional<Refusal> refused_;
+  std::set<uint32_t> uids_refused_;
 };
 
 }  // namespace weightwire::rpc

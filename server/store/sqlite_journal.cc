@@ -61,7 +61,7 @@ Status FailedNow(const std::string& path, sqlite3* db) {
   switch (extended & 0xff) {
     case SQLITE_FULL:
     case SQLITE_IOERR:
-      return Status(failed).Remedy("free space on the disk of state_dir, or mend it");
+      return Status(failed).Remedy("free space on the disk of state_dir, or repair it");
     case SQLITE_BUSY:
     case SQLITE_LOCKED:
     case SQLITE_NOMEM:

@@ -73,7 +73,7 @@ std::vector<PromisedRefusal> PromisedRefusals() {
        refused(differs, Reason::kDtypeMismatch, kTensor), "expected BF16", "found I8", "BF16"},
       {"indivisible heads", [](Layout& layout) { layout.spec = "megatron:tp5"; },
        refused(bad, Reason::kShapeMismatch, q), "num_attention_heads: expected a multiple of tp 5",
-       "found ", "choose tp"},
+       "found ", "tp must divide"},
       {"wrong expert count",
        [=](Layout& layout) {
          replace(layout.config_json, "{", R"({"num_experts": 4, "moe_intermediate_size": 6, )");
@@ -81,7 +81,7 @@ std::vector<PromisedRefusal> PromisedRefusals() {
          layout.spec = "megatron:ep3,dp3";
        },
        refused(bad, Reason::kShapeMismatch, "model.layers.0.mlp.experts.0.gate_proj.weight"),
-       "the number of experts: expected a multiple of ep 3", "found 4", "choose ep"},
+       "the number of experts: expected a multiple of ep 3", "found 4", "ep must divide 4"},
       {"unknown family",
        [=](Layout& layout) { replace(layout.config_json, "\"qwen2\"", "\"qwen9\""); },
        refused(bad, Reason::kUnknownModel, ""), "model_type: expected one that a family describes",

@@ -64,7 +64,7 @@ def fleet(tmp_path_factory):
     slow = {"rate_limit": 8 << 20, "progress_timeout_ms": 120000}
     engines = [Engine("rollout-a", 2, "shm"), Engine("rollout-b", 1, "tcp")]
     config = {**checkpoint.SMALL, "num_hidden_layers": 2, "vocab_size": 40009}
-    options = {"commit_deadline_ms": 120000, "transport_failover": "true"}
+    options = {"commit_deadline_ms": 120000, "transport_failover": "true", "delta": "off"}  # what moves takes seconds, each time
     with Fleet(config, str(BINARIES / "weightwired"), engines=engines, options=options, agent_options=slow) as started:
         checkpoint.write(started.directory + "/v1", config, 1)
         started.each(started.trainers, "load", started.directory + "/v1")
@@ -151,7 +151,7 @@ def test_a_version_that_moves_names_the_engine_that_still_reads(browser, fleet, 
     browser.until("/version 2 · transferring/.test(document.getElementById('sentence')?.textContent)")
     browser.until("document.getElementById('waiting').textContent === 'rollout-b/0'")
     assert "rollout-b/0 to receive and verify its bytes agent rollout-b, pid" in text_of(browser, "who")
-    assert "trainer ranks 0–3 to finish sending" in text_of(browser, "who") and "rollout-b" in text_of(browser, "epochs")
+    assert "trainer ranks 0–3 to be read completely" in text_of(browser, "who") and "rollout-b" in text_of(browser, "epochs")
     assert browser.ask("document.querySelectorAll('#epochs tr.running').length") == 1
     looks_right(browser, "transfer-desktop", pictures, fleet.hub)
     join()
@@ -172,7 +172,7 @@ def test_the_first_screen_of_a_stuck_epoch_names_who_is_waited_for(browser, flee
             show(browser, fleet.hub, **view)
             browser.until("document.getElementById('label').textContent.startsWith('Held up')")
             assert text_of(browser, "waiting") == "rollout-a/0"
-            assert "to change over to the new version" in text_of(browser, "sentence")
+            assert "to switch to the new version" in text_of(browser, "sentence")
             assert "version 3 · committing" in text_of(browser, "sentence")
             assert text_of(browser, "since").startswith("for ") and ", since " in text_of(browser, "since")
             assert f"agent hub, pid {pid}" in text_of(browser, "who")
@@ -298,16 +298,21 @@ def test_a_large_fleet_shows_who_needs_somebody_first_and_no_more_than_fits(brow
     browser.until("document.querySelectorAll('#engines tbody tr').length > 0")
     names = browser.ask(rows)
     assert len(names) == 200 and names[0] == "rollout-07000" and names[1] == "rollout-00000"
-    assert "9999 of 10000 ready" in text_of(browser, "tiles") and "10004 ranks4 trainer, 10000 engine" in text_of(browser, "tiles")
+    assert "9999 of 10000 ready1 not on the newest version" in text_of(browser, "tiles") and "10004 ranks4 trainer, 10000 engine" in text_of(browser, "tiles")
     assert text_of(browser, "waiting") == "rollout-00000/0, rollout-00001/0 and over 254 more"
     assert "rollout-00000/0 to receive and verify its bytes agent pod-0, pid 0" in text_of(browser, "who")
-    notes = browser.ask("document.querySelector('#epochs tbody tr').cells[6].innerText")
+    notes = browser.ask("document.querySelector('#epochs tbody tr').cells[7].innerText")
     assert notes.endswith("rollout-00007/0 and 248 more"), notes
     assert browser.ask("document.querySelectorAll('#epochs tbody tr').length") == 12 and text_of(browser, "more") == "Show all 257"
     assert browser.ask("document.querySelectorAll('*').length") < 10_000, "elements in the whole page"
     assert browser.ask("enginesOf(status.epochs[5]).size") == ENGINES
     assert browser.ask("[...enginesOf(status.epochs[6])]") == ["gone", "rollout-07000", "rollout-07001"]
     assert text_of(browser, "more-engines") == "Show all 10000"
+    typed = "const box = document.getElementById('filter-text'); box.value = '%s'; box.dispatchEvent(new Event('input'))"
+    for text, found in (("ROLLOUT-0700", 10), ("no route", 1), ("not ready", 1), ("serving", 10000), ("<b>", 0), ("", 10000)):
+        browser.ask("{" + typed % text + "}")
+        assert text_of(browser, "filter-note") == (f"{found} of 10000 engines" if text else "")
+        assert browser.ask("document.querySelectorAll('#engines tbody tr').length") == min(found, 200)
     browser.ask("document.getElementById('more-engines').click()")
     browser.until(f"document.querySelectorAll('#engines tbody tr').length === {ENGINES}")
     assert not browser.errors, browser.errors

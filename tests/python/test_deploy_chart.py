@@ -3,6 +3,7 @@
 import json
 import os
 import re
+import shutil
 import subprocess
 
 import jsonschema
@@ -146,6 +147,7 @@ UNSAFE = [
     ({"coordinator": {"persistence": {"enabled": False}}}, "hand out epoch numbers again"),
     ({"coordinator": {"config": {"state_dir": "/tmp/x"}}}, "coordinator.config.state_dir is set by the chart"),
     ({"agent": {"config": {"stage_bytes_max": 1}}}, "agent.stageGiB"),
+    ({"agent": {"config": {"allow_uids": [0], "socket_group": 5}}}, "agent.config.socket_group is set by the chart"),
     ({"agent": {"config": {"advertise_host": "10.0.0.1"}}}, "agent.config.advertise_host is set by the chart"),
     ({"rdma": {"enabled": True, "resource": "rdma/hca"}}, "does not name ucx"),
     ({"rdma": {"enabled": True}, "agent": {"transports": ["ucx"]}}, "needs rdma.resource"),
@@ -165,6 +167,7 @@ UNSAFE = [
     ({"bindHost": "127.0.0.1"}, "$.bindHost"),
     ({"acceptPlainText": True}, "acceptPlainText"),
     ({"agent": {"config": {"slot_byte": 1}}}, "slot_byte"),
+    ({"agent": {"config": {"slot_bytes": "8MiB"}}}, "$.agent.config.slot_bytes"),
     ({"agent": {"config": {"slot_bytes": {"a": 1}}}}, "$.agent.config.slot_bytes"),
     ({"agent": {"transports": ["rdma"]}}, "$.agent.transports"),
     ({"agent": {"stageGiB": "8Gi"}}, "$.agent.stageGiB"),
@@ -469,6 +472,55 @@ def test_a_changed_setting_rolls_the_pods_that_read_it():
     assert sums[2]["app"] == sums[0]["app"] and sums[2]["rl-weightwire-coordinator"] != sums[0]["rl-weightwire-coordinator"]
 
 
+def test_only_what_changes_in_it_restarts_a_pod(tmp_path):
+    """A chart of another version, and a coordinator that goes first in an upgrade, leave the agents' pods as they are."""
+    layers = [WORKLOADS["stateless"], {"image": {"tag": "1.0"}}]
+    before = pods(rendered("tcp", *layers))
+    first = pods(rendered("tcp", *layers, {"coordinator": {"imageTag": "1.1"}}))
+    assert first["app"] == before["app"]
+    image = lambda found: found["rl-weightwire-coordinator"]["spec"]["containers"][0]["image"]
+    assert (image(before), image(first)) == ("weightwire:1.0", "weightwire:1.1")
+    after = pods(rendered("tcp", *layers, {"image": {"tag": "1.1"}}))
+    assert image(after) == "weightwire:1.1" == chart.sidecar(after["app"]["spec"])["image"]
+    newer = tmp_path / "weightwire"
+    shutil.copytree(chart.CHART, newer)
+    about = newer / "Chart.yaml"
+    about.write_text(re.sub(r"(?m)^(version|appVersion): .*", r"\1: 9.9.9", about.read_text()))
+    values = chart.merged(chart.load(chart.CHART / "values.yaml"), chart.profile("tcp"), chart.ACCEPT, *layers)
+    told = chart.ask_helm(chart=str(newer), values=values, release="rl", namespace="train")
+    newest = pods([item for name, text in told.items() if name.endswith(".yaml") for item in yaml.safe_load_all(text) if item])
+    assert newest == before
+    assert "9.9.9" in json.dumps(told)
+
+
+def test_the_notes_say_how_the_coordinator_goes_first():
+    notes = lambda *layers: chart.texts(chart.profile("tcp"), chart.ACCEPT, {"image": {"tag": "1.0"}}, *layers)["templates/NOTES.txt"]
+    said = notes({"coordinator": {"imageTag": "1.1"}})
+    assert "The coordinator runs weightwire:1.1, agents still weightwire:1.0." in said
+    assert "rollout status statefulset/rl-weightwire-coordinator" in said
+    assert "helm upgrade rl CHART -n train --reuse-values --set image.tag=1.1 --set coordinator.imageTag=\n" in said + "\n"
+    assert "agents still" not in notes()
+
+
+@pytest.mark.parametrize("uids", [[0, 1690000000], "0, 1690000000", "0,1690000000"], ids=str)
+def test_containers_of_other_users_attach_when_they_are_named(uids, tmp_path):
+    of = lambda uid: chart.workload(podSpec={"containers": [{"name": "a", "image": "b", "securityContext": {"runAsUser": uid}}]})
+    named = {"agent": {"config": {"allow_uids": uids}}}
+    for uid in (0, 1690000000, 10001):
+        manifests = rendered("tcp", named, of(uid))
+        spec = pods(manifests)["app"]["spec"]
+        # The kubelet adds fsGroup to the groups of every container: by it they reach the socket.
+        assert spec["securityContext"]["fsGroup"] == 10001
+        assert spec["containers"][0]["securityContext"].get("runAsNonRoot") == (False if uid == 0 else None)
+        settings = settings_of(manifests, chart.sidecar(spec), "agent.yaml", tmp_path)
+        assert (settings["allow_uids"], settings["socket_group"]) == ("0,1690000000", "10001")
+    for layers in ((named, of(1000)), (named, chart.workload(podSpec={"securityContext": {"runAsUser": 0}})), (of(0),)):
+        with pytest.raises(chart.Refused, match="name a container's user in agent.config.allow_uids"):
+            rendered("tcp", *layers)
+    plain = settings_of(rendered("tcp", of(10001)), chart.sidecar(pods(rendered("tcp", of(10001)))["app"]["spec"]), "agent.yaml", tmp_path)
+    assert (plain["allow_uids"], plain["socket_group"]) == ("", "")
+
+
 def test_an_applications_own_settings_stay():
     own = {"name": "app", "image": "app:1", "env": [{"name": "A", "value": "1"}], "resources": {"limits": {"nvidia.com/gpu": 8}},
            "securityContext": {"readOnlyRootFilesystem": True}, "volumeMounts": [{"name": "data", "mountPath": "/data"}]}
@@ -615,7 +667,7 @@ def test_the_notes_commands_reach_a_container_that_has_wwctl():
 def test_the_notes_say_what_is_not_protected():
     notes = lambda name: chart.texts(chart.profile(name), chart.ACCEPT).get("templates/NOTES.txt", "")
     secure = chart.texts(chart.profile("tcp"), {"tls": {"coordinatorSecret": "c"}})["templates/NOTES.txt"]
-    assert "PLAINTEXT" not in secure and "hears nobody without a certificate" in secure and "pages on port 7412 are plaintext" in secure
+    assert "PLAINTEXT" not in secure and "rejects callers without a certificate" in secure and "pages on port 7412 are plaintext" in secure
     hidden = chart.texts(chart.profile("tcp"), {"tls": {"coordinatorSecret": "c", "pages": True}})["templates/NOTES.txt"]
     assert "pages on port 7412 show themselves to certificates only" in hidden and "pages on port 7412 are plaintext" not in hidden
     assert "weights on the way are plaintext" in hidden

@@ -81,7 +81,7 @@ def test_an_agent_that_is_stopped_is_drained_first_and_one_that_died_is_not(job)
     trainer = stop_hook("pod-trainer", job.address, "4711")
     assert trainer.returncode != 0 and "a rank of the trainer" in trainer.stderr
     stopped = stop_hook("pod-1", job.address, "4711")
-    assert stopped.returncode == 0 and "pod-1 is drained and may be stopped: engine-1" in stopped.stdout, stopped.stderr
+    assert stopped.returncode == 0 and "pod-1 is drained; safe to stop (engine-1)" in stopped.stdout, stopped.stderr
     assert drained() == ["engine-1"]
     job.release_next(waiting=False)
     assert list(job.newest_publish().engines) == ["engine-0", "engine-2"]

@@ -212,7 +212,7 @@ def test_ranks_that_are_missing_in_a_running_job(daemon, groups):
     with Subscriber(group="engine-b", rank=1, world_size=3, agent=daemon.agent_socket), \
             Publisher(rank=0, world_size=1, agent=daemon.agent_socket):
         found = doctor("--address", daemon.grpc)
-    assert "missing: 0, 2" in found["ranks"]["what"] and found["ranks"]["where"] == "engine-b"
+    assert "ranks 0, 2 are missing (3 ranks expected)" in found["ranks"]["what"] and found["ranks"]["where"] == "engine-b"
     assert "layout" in found
 
 
@@ -237,8 +237,8 @@ def test_a_missing_trainer_rank(daemon, groups):
     with Publisher(rank=0, world_size=2, agent=daemon.agent_socket):
         found = doctor("--address", daemon.grpc)
         assert next(iter(found)) == "trainer", "it comes first"
-        assert found["trainer"]["where"] == "trainer" and "missing: 1" in found["trainer"]["what"]
-        assert first_words(daemon.grpc).startswith("waiting for: trainer/0: layout, trainer/1: register")
+        assert found["trainer"]["where"] == "trainer" and "rank 1 is missing (2 ranks expected)" in found["trainer"]["what"]
+        assert first_words(daemon.grpc).startswith("waiting for: trainer/0 has not sent its layout, trainer/1 has not registered")
         assert page(daemon)["waiting_for"].startswith("trainer/0: layout, trainer/1: register")
 
 
@@ -247,8 +247,8 @@ def test_a_publish_that_a_rank_does_not_join_and_that_is_given_up(coordinator_jo
     job.attach_trainer(time.monotonic() + 60)
     release = job.publishers[0].publish(1, deadline=30)
     found = until("the doctor finds it", lambda: doctor("--address", job.address).get("held_up"))
-    assert "version 1: trainer/1: publish" in found["what"]
-    assert first_words(job.address) == "waiting for: version 1: trainer/1: publish"
+    assert "version 1: trainer/1 has not published" in found["what"]
+    assert first_words(job.address) == "waiting for: version 1: trainer/1 has not published"
     with pytest.raises(WeightwireError, match="trainer/1"):
         release.wait_released(120)
     [row] = job.status().epochs
@@ -264,7 +264,7 @@ def test_an_agent_that_is_stopped(coordinator_job):
         found = until("the doctor finds it", lambda: (f := doctor("--address", job.address)) and "silent" in f and f)
         assert next(iter(found)) == "silent" and found["silent"]["where"] == "rollout"
         assert "engine-1/0, engine-2/0" in found["silent"]["what"]
-        assert first_words(job.address) == "waiting for: engine-1/0: silent, engine-2/0: silent"
+        assert first_words(job.address) == "waiting for: engine-1/0 has said nothing for a while, engine-2/0 has said nothing for a while"
         assert page(job.coordinator)["waiting_for"] == "engine-1/0: silent, engine-2/0: silent"
     finally:
         os.kill(stopped.pid, signal.SIGCONT)
@@ -280,9 +280,10 @@ def test_an_engine_that_is_stopped_and_does_not_flip(coordinator_job, tmp_path):
         stand_still(stuck.process.pid)
         releases = job.publish(deadline=600)
         found = until("the doctor finds it", lambda: doctor("--address", job.address).get("flip"))
-        assert "for engine-9/0: swapped" in found["what"] and "and have not acknowledged it" in found["remedy"]
+        assert "for engine-9/0 still switching to the new version" in found["what"] and "and have not acknowledged it" in found["remedy"]
         line = "epoch 1 (version 1) committing: engine-9/0: swapped"
-        assert first_words(job.address) == f"waiting for: {line}" and page(job.coordinator)["waiting_for"] == line
+        assert first_words(job.address) == "waiting for: epoch 1 (version 1) committing: engine-9/0 still switching to the new version"
+        assert page(job.coordinator)["waiting_for"] == line
         os.kill(stuck.process.pid, signal.SIGCONT)
         for release in releases:
             release.wait_released(120)
@@ -419,7 +420,7 @@ def test_what_a_status_shows(config):
                   transfer_seconds=1, commit_seconds=40, total_seconds=41)
     cases = [
         ({"epochs": aborted}, "aborts", "the last 3 epochs aborted: no route to pod-2"),
-        ({"epochs": [stuck]}, "flip", "has waited for 40.00 s for engine-a/0: swapped"),
+        ({"epochs": [stuck]}, "flip", "has waited for 40.00 s for engine-a/0 still switching to the new version"),
         ({"engines": [pb.StatusResponse.Engine(name="engine-b", ranks_present=1, world_size=1, lag_versions=2, last_error="no room")]},
          "engine", "2 versions behind: no room"),
         ({"committed_unix_seconds": now + 600}, "clock", "ahead of this host's"),

@@ -58,7 +58,7 @@ def job(tmp_path):
 
 def test_a_drained_engine_serves_on_and_may_be_stopped_with_nothing_waiting(job):
     drained = wwctl(job, "drain", "engine-2")
-    assert drained.returncode == 0 and "engine-2 is drained and may be stopped: engine-2" in drained.stdout, drained.stderr
+    assert drained.returncode == 0 and "engine-2 is drained; safe to stop" in drained.stdout, drained.stderr
     assert "serving, drained" in wwctl(job, "engines").stdout
     found = wwctl(job, "doctor")
     assert found.returncode == 1 and "wwctl drain --undo engine-2" in found.stdout

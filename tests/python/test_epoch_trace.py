@@ -68,7 +68,7 @@ def test_one_trace_id_is_in_the_logs_of_every_process(job):
     said = {(line["rank"], line["message"].split(": ")[1].split(" trace=")[0])
             for line in lines["trainer"] + lines["rollout"]}
     for rank in range(TRAINERS):
-        assert (f"trainer/{rank}", f"trainer/{rank} all its bytes were read") in said
+        assert (f"trainer/{rank}", f"trainer/{rank} all bytes read") in said
     for engine in ENGINES:
         assert (f"{engine}/0", f"{engine}/0 staged, every byte verified") in said
         assert (f"{engine}/0", f"{engine}/0 swapped") in said
@@ -78,10 +78,10 @@ def test_one_trace_id_is_in_the_logs_of_every_process(job):
 def test_the_trace_names_phases_the_last_ones_and_the_trace_id(job):
     told = wwctl("epoch", "2", "--address", job.address)
     assert told.returncode == 0, told.stderr
-    assert told.stdout.startswith("epoch 2: publish of version 2, try 1, committed;")
+    assert told.stdout.startswith("epoch 2: publish of version 2, attempt 1, committed;")
     assert f"\ntrace {TRACE}\n" in told.stdout and "\nengines: engine-0, engine-1, engine-2\n" in told.stdout
     rows = {line.split()[0]: line for line in told.stdout.splitlines() if line.strip()}
-    for phase, last in (("publish", "published"), ("preparing", "prepared"), ("transferring", "staged"), ("committing", "swapped")):
+    for phase, last in (("publish", "published"), ("preparing", "ready"), ("transferring", "received"), ("committing", "switched to the new version")):
         assert f" {last} at " in rows[phase], rows[phase]
     newest = wwctl("epoch", "--json", "--address", job.address)
     story = json.loads(newest.stdout)

@@ -151,11 +151,11 @@ def test_an_engine_killed_in_between_is_filled_and_what_nobody_holds_is_refused(
     with pytest.raises(StaleError) as refused:
         rollbacks.client.rollback(2)
     text = str(refused.value)
-    assert refused.value.reason == "stale_version" and "no holder of version 2" in text
+    assert refused.value.reason == "stale_version" and "no engine still holds version 2" in text
     assert "engine-b serves version 3" in text and "holds version 1" in text
     assert "weightwire.checkpoint push" in refused.value.remedy
     rollbacks.verify(3)
     said = subprocess.run([BINARIES / "wwctl", "rollback", "--address", rollbacks.fleet.hub.grpc, "1"], timeout=60,
                           capture_output=True, text=True, check=True)
-    assert said.stdout.startswith("version 1 is committed in epoch ") and "served by engine-a, engine-b" in said.stdout
+    assert said.stdout.startswith("rolled back to version 1 (epoch ") and "served by engine-a, engine-b" in said.stdout
     rollbacks.verify(1)

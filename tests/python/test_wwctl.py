@@ -167,10 +167,48 @@ def test_the_python_commands_take_the_address_by_flag_too(tmp_path):
     (["top", "--interval-ms", "1"], "'1' is not in 100 to 3600000"), (["drain", "a", "--wait", "-1"], "'-1' is not in 0 to"),
     (["evict", "a", "-o", "json"], "has no -o json"), (["plan", "--address", "b:1", "--config", "c", "--from", "hf", "--to", "hf"], "asks no coordinator"),
     (["status", "--tls-cert", "c", "--tls-ca", "c"], "belong together"), (["status", "--token-file", "t"], "needs --tls-ca"),
-    (["status", "--tls-cert", "c", "--tls-key", "k", "--tls-ca", "c", "--token-file", "t"], "either --tls-cert")])
+    (["status", "--tls-cert", "c", "--tls-key", "k", "--tls-ca", "c", "--token-file", "t"], "either --tls-cert"),
+    (["status", "--tls-ca", "/no/ca.crt"], "wwctl: --tls-ca: /no/ca.crt: No such file or directory\n"),
+    (["help", "statsu"], "no command 'statsu'; did you mean status?"), (["verify", "a", "--group", "a"], "excludes")])
 def test_wrong_usage_is_refused_with_what_is_right(arguments, said):
     done = run(*arguments)
     assert done.returncode == 2 and said in done.stderr, done
+
+
+def test_help_and_version_are_words_too():
+    for path in ((), ("status",), ("layout", "diff")):
+        assert run("help", *path).stdout == run(*path, "--help").stdout != ""
+    assert run("version").stdout == run("--version").stdout != ""
+    alone = run()
+    assert alone.returncode == 2 and alone.stderr == run("--help").stdout and not alone.stdout
+
+
+def test_a_file_of_the_environment_that_is_not_there_is_named_before_anybody_is_asked():
+    done = run("status", environment={"WEIGHTWIRE_TLS_CA": "/no/ca.crt"})
+    assert (done.returncode, done.stderr) == (2, "wwctl: WEIGHTWIRE_TLS_CA: /no/ca.crt: No such file or directory\n")
+
+
+def test_the_same_by_the_names_that_other_tools_have(daemon):
+    at = ["--address", daemon.grpc]
+    assert run("epochs", "--limit", "3", *at) .stdout == run("epochs", "--epochs", "3", *at).stdout
+    bare, named = run("verify", "engine-x", *at), run("verify", "--group", "engine-x", *at)
+    assert bare.stderr == named.stderr and bare.returncode == named.returncode != 2
+
+
+@pytest.mark.parametrize("word, size", [("8388608", 8388608), ("8MiB", 8 << 20), ("16kB", 16_000), ("16KiB", 16 << 10), ("1GB", 10**9)])
+def test_sizes_have_units(word, size):
+    done = subprocess.run([BINARIES / "weightwired", "--print-config", "--rate-limit", word], capture_output=True, text=True, timeout=30)
+    assert f"\nrate_limit: {size} " in done.stdout, done
+
+
+@pytest.mark.parametrize("flag, word, said", [
+    ("--gpu-slab-bytes", "8M", '"8M" is no number of bytes from 0 to'), ("--gpu-slab-bytes", "-1", "such as 8388608, 8MiB or 10GB"),
+    ("--gpu-slab-bytes", "99999999TB", "is no number of bytes"), ("--gpu-slab-bytes", "GB", "is no number of bytes"),
+    ("--gpu-slab-bytes", "1.5GB", "is no number of bytes"), ("--slot-bytes", "1kB", "is no number of bytes from 8192 to"),
+    ("--role", "foo", 'must be all, coordinator or agent, not "foo"'), ("--log-level", "loud", 'must be trace, debug, info, warn or error, not "loud"')])
+def test_settings_that_are_wrong_say_what_is_right(flag, word, said):
+    done = subprocess.run([BINARIES / "weightwired", "--print-config", flag, word], capture_output=True, text=True, timeout=30)
+    assert done.returncode != 0 and said in done.stderr, done
 
 
 def test_numbers_are_decimal():

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
 import logging
 import os
+import pathlib
 import queue
 import secrets
 import socket
+import stat
 import struct
 import threading
 from typing import Any, Callable, Sequence
@@ -63,6 +66,33 @@ def _fd_call(path: str, op: int, token: int, fd: int | None, timeout: float) -> 
     finally:
         for unclaimed in fds:
             os.close(unclaimed)
+
+
+def uid_wall(path: str, rank: str) -> errors.RefusedError | None:
+    """Why a process of this user cannot use the agent's socket at `path`, when users are the reason."""
+    uid = os.geteuid()
+
+    def refused(why: str) -> errors.RefusedError:
+        return errors.RefusedError(f"{why}; this process has uid {uid}", code="PERMISSION_DENIED", reason="permission_denied", rank=rank,
+                                   remedy="run both as the same user (runAsUser), or name "
+                                          f"uid {uid} in the agent's allow_uids")
+
+    with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as s:
+        s.settimeout(1)
+        try:
+            s.connect(path)
+        except PermissionError:
+            full = pathlib.Path(path).absolute()
+            for at in (*reversed(full.parents), full):
+                info = at.stat()
+                if not os.access(at, os.X_OK if stat.S_ISDIR(info.st_mode) else os.W_OK, effective_ids=True):
+                    return refused(f"{at} belongs to uid {info.st_uid}, which lets nobody else to the agent")
+            return None
+        agent = struct.unpack("iII", s.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
+        # An agent that takes the connection speaks first (HTTP/2); one that refuses it closes at once.
+        if agent != uid and not s.recv(1):
+            return refused(f"its agent has uid {agent} and refuses other users")
+    return None
 
 
 class Session:
@@ -145,6 +175,8 @@ class Session:
                     self._on_event(event)
         except grpc.RpcError as rpc_error:
             error = errors.from_rpc_error(rpc_error)
+            if isinstance(error, errors.UnavailableError) and not self._attached.is_set():
+                error = uid_wall(self._socket, self.rank_name) or error
         except Exception as failure:  # no memory for an event, for one: the session ends as one that was lost
             log.exception("weightwire: %s: the session ends", self.rank_name)
             error = errors.UnavailableError(f"{type(failure).__name__}: {failure}", code="UNAVAILABLE", reason="io_error",

@@ -168,6 +168,9 @@ exec:
 {{- $_ := set $container "env" (concat $env $tlsEnv ($container.env | default list)) -}}
 {{- $_ := set $container "volumeMounts" (concat $mounts $tlsMounts ($container.volumeMounts | default list)) -}}
 {{- $_ := set $container "securityContext" (merge ($container.securityContext | default dict) (deepCopy $locked)) -}}
+{{- if and (hasKey $container.securityContext "runAsUser") (eq (int64 $container.securityContext.runAsUser) 0) (not (hasKey $container.securityContext "runAsNonRoot")) -}}
+{{- $_ := set $container.securityContext "runAsNonRoot" false -}}
+{{- end -}}
 {{- $lifecycle := $container.lifecycle | default dict -}}
 {{- if and $drain (not (hasKey $lifecycle "preStop")) -}}
 {{- $_ := set $lifecycle "preStop" (include "weightwire.applicationPreStop" $drain | fromYaml) -}}

@@ -40,7 +40,7 @@
 {{- end -}}
 {{- range $name, $workload := merge (deepCopy $values.sidecars) $values.workloads -}}
 {{- if and $values.tls.coordinatorSecret (not ($workload.tlsSecret | default $values.tls.agentSecret)) -}}
-{{- fail (printf "workloads.%s: its agents have no certificate, and the coordinator hears nobody without one. Set tlsSecret, or tls.agentSecret for all" $name) -}}
+{{- fail (printf "workloads.%s: its agents have no certificate, and the coordinator rejects callers without one. Set tlsSecret, or tls.agentSecret for all" $name) -}}
 {{- end -}}
 {{- if and (not $values.tls.coordinatorSecret) ($workload.tlsSecret | default $values.tls.agentSecret) -}}
 {{- fail (printf "workloads.%s: its agents would speak TLS to a coordinator in plaintext. Set tls.coordinatorSecret" $name) -}}
@@ -70,7 +70,7 @@
 {{- fail (printf "coordinator.config.%s is set by the chart: use tls.pages, tls, coordinator.etcdAccess, bindHost or job, or leave it (probes, Service and volumes depend on it)" $name) -}}
 {{- end -}}
 {{- end -}}
-{{- range $name := list "role" "job" "coordinator" "agent_socket" "http" "data_listen" "ucx_listen" "advertise_host" "transports" "stage_bytes_max" "insecure" "allow_plaintext" "tls_cert" "tls_key" "tls_ca" "http_tls" "token_file" "name" -}}
+{{- range $name := list "role" "job" "coordinator" "agent_socket" "socket_group" "http" "data_listen" "ucx_listen" "advertise_host" "transports" "stage_bytes_max" "insecure" "allow_plaintext" "tls_cert" "tls_key" "tls_ca" "http_tls" "token_file" "name" -}}
 {{- if hasKey $values.agent.config $name -}}
 {{- fail (printf "agent.config.%s is set by the chart: use agent.stageGiB, agent.transports, tls, tls.pages, bindHost or job, or leave it (probes, ports and memory depend on it)" $name) -}}
 {{- end -}}
@@ -108,8 +108,9 @@
 {{- end -}}
 {{- range $where, $context := $contexts -}}
 {{- if hasKey $context "runAsUser" -}}
-{{- if ne (int64 $context.runAsUser) $user -}}
-{{- fail (printf "workloads.%s: %s runs as user %d, its agent as %d: an agent hands memory only to processes of its own user. Set user, or leave runAsUser out" $name $where (int64 $context.runAsUser) $user) -}}
+{{- $named := and (ne $where "the pod") (has (toString (int64 $context.runAsUser)) (splitList "," (include "weightwire.otherUsers" $root))) -}}
+{{- if and (ne (int64 $context.runAsUser) $user) (not $named) -}}
+{{- fail (printf "workloads.%s: %s runs as user %d, its agent as %d: an agent hands memory only to processes of its own user. Set user, or leave runAsUser out, or name a container's user in agent.config.allow_uids" $name $where (int64 $context.runAsUser) $user) -}}
 {{- end -}}
 {{- end -}}
 {{- if $context.privileged -}}

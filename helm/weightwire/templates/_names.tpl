@@ -28,12 +28,21 @@
 {{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end -}}
 
-{{/* Labels of every object. */}}
-{{- define "weightwire.labels" -}}
+{{- define "weightwire.coordinatorImage" -}}
+{{ .Values.image.repository }}:{{ .Values.coordinator.imageTag | default .Values.image.tag | default .Chart.AppVersion }}
+{{- end -}}
+
+{{/* Labels of every pod: none that another version of the chart changes, or all pods would start again with it. */}}
+{{- define "weightwire.lastingLabels" -}}
 app.kubernetes.io/name: weightwire
 app.kubernetes.io/instance: {{ .Release.Name }}
-app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 app.kubernetes.io/managed-by: {{ .Release.Service }}
+{{- end -}}
+
+{{/* Labels of every other object. */}}
+{{- define "weightwire.labels" -}}
+{{ include "weightwire.lastingLabels" . }}
+app.kubernetes.io/version: {{ .Chart.AppVersion | quote }}
 helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 
@@ -45,7 +54,7 @@ weightwire.dev/role: {{ last . }}
 
 {{/* Labels of a pod with an agent. Argument: (list $ component). */}}
 {{- define "weightwire.podLabels" -}}
-{{ include "weightwire.labels" (first .) }}
+{{ include "weightwire.lastingLabels" (first .) }}
 {{ include "weightwire.selector" (list (first .) "agent") }}
 app.kubernetes.io/component: {{ last . }}
 {{- end -}}

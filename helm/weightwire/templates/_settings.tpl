@@ -1,7 +1,9 @@
 {{/* A setting as weightwired reads it: lists joined by commas; numbers whole, which YAML has made floating. */}}
 {{- define "weightwire.setting" -}}
 {{- if kindIs "slice" . -}}
-{{- join "," . | quote -}}
+{{- $items := list -}}
+{{- range . -}}{{- $items = append $items (include "weightwire.setting" . | trimAll "\"") -}}{{- end -}}
+{{- join "," $items | quote -}}
 {{- else if kindIs "float64" . -}}
 {{- int64 . | toString | quote -}}
 {{- else -}}
@@ -67,6 +69,11 @@ http_tls: "true"
 {{- include "weightwire.file" (merge $own .Values.coordinator.config) -}}
 {{- end -}}
 
+{{/* The users besides `user` who may attach to agents, joined by commas; they reach the socket by the pod's fsGroup. */}}
+{{- define "weightwire.otherUsers" -}}
+{{- if hasKey .Values.agent.config "allow_uids" -}}{{- include "weightwire.setting" .Values.agent.config.allow_uids | trimAll "\"" | nospace -}}{{- end -}}
+{{- end -}}
+
 {{- define "weightwire.agentFile" -}}
 {{- $own := dict
       "role" "agent"
@@ -78,6 +85,7 @@ http_tls: "true"
       "ucx_listen" (printf "%s:7414" .Values.bindHost)
       "transports" .Values.agent.transports
       | merge (include "weightwire.plaintext" (list . (ternary (list "http") (list "http" "data") (include "weightwire.dataTls" . | eq "true"))) | fromYaml) -}}
+{{- if include "weightwire.otherUsers" . -}}{{- $_ := set $own "socket_group" .Values.user -}}{{- end -}}
 {{- include "weightwire.file" (merge $own .Values.agent.config) -}}
 {{- end -}}
 

@@ -1,7 +1,6 @@
 #include "server/layout/schemes/rank_builder.h"
 
 #include <algorithm>
-#include <numeric>
 
 #include "server/base/checked.h"
 
@@ -14,6 +13,23 @@ Shape RowMajorStrides(const Shape& shape) {
   Shape strides(shape.size(), 1);
   for (size_t d = shape.size(); d-- > 1;) strides[d - 1] = strides[d] * shape[d];
   return strides;
+}
+
+/// "1, 2 or 4"; of many the smallest.
+std::string DivisorsText(int64_t size) {
+  constexpr size_t kShown = 12;
+  constexpr int64_t kTried = 4'096;  // nobody splits anything into more parts
+  std::vector<int64_t> divisors;
+  for (int64_t one = 1; one <= std::min(size, kTried) && divisors.size() <= kShown; ++one) {
+    if (size % one == 0) divisors.push_back(one);
+  }
+  const bool all = divisors.size() <= kShown && size <= kTried;
+  std::string text;
+  for (size_t i = 0; i < std::min(divisors.size(), kShown); ++i) {
+    const bool last = all && i > 0 && i + 1 == divisors.size();
+    text += (i == 0 ? "" : last ? " or " : ", ") + std::to_string(divisors[i]);
+  }
+  return all ? text : text + ", …";
 }
 
 }  // namespace
@@ -108,8 +124,7 @@ Status CheckDivides(std::string_view what, int64_t size, std::string_view by, in
                 std::string(what) + ": expected a multiple of " + std::string(by) + " " +
                     std::to_string(parts) + ", found " + std::to_string(size))
       .AtTensor(std::move(tensor))
-      .Remedy("choose " + std::string(by) + " so that it divides " + std::to_string(size) +
-              ", for example " + std::to_string(std::gcd(size, parts)));
+      .Remedy(std::string(by) + " must divide " + std::to_string(size) + ": " + DivisorsText(size));
 }
 
 std::optional<int64_t> RoundUpChecked(int64_t value, int64_t multiple) {

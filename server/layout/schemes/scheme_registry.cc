@@ -76,7 +76,7 @@ Status CheckKeys(const Scheme& scheme, const ParallelSpec& spec) {
   if (unknown == nullptr) unknown = FirstUnknown(spec.options, OptionsOf(scheme));
   if (unknown == nullptr) return OkStatus();
   return Status(Code::kInvalidArgument, Reason::kUnknownScheme,
-                "scheme " + spec.scheme + " does not know \"" + *unknown + "\" as it is written")
+                "scheme " + spec.scheme + ": unknown option \"" + *unknown + "\"")
       .Remedy("it knows " + KnownKeys(scheme));
 }
 

@@ -154,7 +154,8 @@ TEST_F(CoordinatorRollback, WithoutAHolderSaysWhoHoldsWhatAndTheRemedy) {
   const Status status = Refused(1);
   EXPECT_EQ(status.reason(), Reason::kStaleVersion);
   EXPECT_THAT(status.message(),
-              HasSubstr("no holder of version 1: it was committed in epoch 1 by engine-a engine-b; "
+              HasSubstr("no engine still holds version 1; available: 2, 3; "
+                        "it was committed in epoch 1 by engine-a engine-b; "
                         "engine-a serves version 3 (epoch 3) and holds version 2 (epoch 2); "
                         "engine-b is not complete"));
   EXPECT_THAT(status.remedy(), HasSubstr("weightwire.checkpoint push"));
@@ -220,7 +221,7 @@ TEST_F(CoordinatorRollback, ARepeatSharesItsEndAndAnotherOneIsRefused) {
   fleet_.Run(seconds(1));
   ASSERT_EQ(answers.size(), 2u);
   for (const auto& answer : answers) {
-    EXPECT_THAT(answer.error().message(), HasSubstr("no holder of version 1"));
+    EXPECT_THAT(answer.error().message(), HasSubstr("no engine still holds version 1"));
   }
 }
 

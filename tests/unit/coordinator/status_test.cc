@@ -4,6 +4,7 @@
 #include <map>
 #include <set>
 
+#include "server/coordinator/waiting_words.h"
 #include "server/plan/plan.h"
 #include "tests/unit/coordinator/fleet.h"
 
@@ -230,6 +231,21 @@ TEST(CoordinatorStatus, AProcessThatItsAgentSeesStoppedAndOneThatItRefusedAreNam
   agent.troubles.clear();
   fleet.Run(std::chrono::seconds(2));
   EXPECT_TRUE(fleet.coordinator->Snapshot().troubles.empty());
+}
+
+TEST(WaitingWords, SayWhatAMemberStillDoes) {
+  EXPECT_EQ(WaitingInWords("epoch 1 (version 3) transferring: engine-b/0: staged, trainer/0: "
+                           "sourced and 2 more"),
+            "epoch 1 (version 3) transferring: engine-b/0 still receiving, trainer/0 still being "
+            "read and 2 more");
+  EXPECT_EQ(WaitingInWords("version 2: trainer/1: publish"),
+            "version 2: trainer/1 has not published");
+  EXPECT_EQ(WaitingInWords("operator: commit"), "operator must commit");
+  for (const char* as_it_is :
+       {"", "nobody", "engine-a: staged bytes were lost", "an operator: the journal failed: full",
+        "refused: a process of uid 9: "}) {
+    EXPECT_EQ(WaitingInWords(as_it_is), as_it_is);
+  }
 }
 
 TEST(CoordinatorStatus, GroupsThatAreThereInPartAreWaitedFor) {

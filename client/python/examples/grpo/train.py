@@ -24,7 +24,7 @@ import task
 import torch
 import weightwire.torch
 from transformers import Qwen2ForCausalLM
-from weightwire import Client
+from weightwire import Client, binaries
 
 HERE = pathlib.Path(__file__).resolve().parent
 SECONDS = 300  # for any one wait: starting an engine, a version, a batch of answers
@@ -38,7 +38,7 @@ class Daemon:
         # Within a host memory is mapped, and nothing sent: to see changes sent, there must be no shared memory.
         how = ["--delta", delta] + (["--transports", "tcp"] if delta == "always" else [])
         self._process = subprocess.Popen([binary, "--role", "all", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0",
-                                          "--data-listen", "127.0.0.1:0", "--agent-socket", self.agent, *how],
+                                          "--data-listen", "127.0.0.1:0", "--agent-socket", self.agent, "--log-level", "warn", *how],
                                          stdout=subprocess.PIPE, text=True)
         ready = self._process.stdout.readline()
         if not ready.startswith("weightwired ready"):
@@ -108,7 +108,7 @@ def train(options, folder: str) -> dict:
     copy.deepcopy(model).to(dtype).save_pretrained(folder + "/model")
     optimizer = torch.optim.Adam(model.parameters(), lr=2e-4)
     curve, blocked, sent, said, began = [], [], [], hashlib.sha256(), time.monotonic()
-    daemon = Daemon(options.weightwired, folder, options.delta)
+    daemon = Daemon(options.weightwired or str(binaries.program("weightwired")), folder, options.delta)
     try:
         rollout = Rollout(options.engine, daemon.agent, folder + "/model", folder)
         try:
@@ -155,7 +155,7 @@ def main() -> None:
                         help="always: over tcp, and after the first version only what changed")
     parser.add_argument("--no-sync", dest="sync", action="store_false")
     parser.add_argument("--out", help="JSON with the reward of each step")
-    parser.add_argument("--weightwired", default=str(HERE.parents[3] / "build/release/bin/weightwired"))
+    parser.add_argument("--weightwired", help="the program; else the package's own, a build's, or that on PATH")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory(prefix="weightwire-grpo-") as folder:
         result = train(options, folder)

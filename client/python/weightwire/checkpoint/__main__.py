@@ -66,7 +66,7 @@ def _kinds(names: Sequence[str]) -> str:
         kind = ("of an optimizer" if "optimizer." in name else "extra states" if "_extra_state" in name else
                 "random states" if name.startswith(("rng_state", "rerun_state")) else name)
         kinds.setdefault(kind if kind != name or name.startswith("iteration ") else "others", []).append(name)
-    return "; ".join(own[0] if kind.startswith("iteration ") else f"{len(own)} {kind}, such as {own[0]}"
+    return "; ".join(own[0] if kind.startswith("iteration ") else f"{len(own)} {kind}, e.g. {own[0]}"
                      for kind, own in kinds.items())
 
 
@@ -167,7 +167,7 @@ def main(arguments: Optional[List[str]] = None, prog: str = "python -m weightwir
                              leave_out=args.leave_out, wwctl=args.wwctl, missing_from=args.missing_from, base=args.base,
                              on_progress=(lambda *_: None) if args.quiet else _Progress())
             if report.left_out and not args.quiet:
-                print(f"left out: {_kinds(report.left_out)}", file=sys.stderr)
+                print(f"skipped, no weights: {_kinds(report.left_out)}", file=sys.stderr)
             print(f"{args.target}: {report.format}, layout {report.spec}, {report.bytes} bytes"
                   + (f", {report.resumed} of them from before" if report.resumed else "")
                   + (", verified" if args.verify else ""))
