@@ -9,10 +9,11 @@ import numpy as np
 import pytest
 
 from checkpoint_folders import read_folder, write_shards
-from conftest import BINARIES, DATA, ROOT
-from four_bit_oracle import E2M1
-from quantize_oracle import VALUES, floats
-from weightwire import TensorMeta
+from conftest import BINARIES, DATA, ROOT, EngineRanks, Trainer
+from four_bit_oracle import E2M1, in_kind
+from quantize_oracle import VALUES, encode, floats
+from test_fixtures import megatron_case
+from weightwire import Client, NotReadyError, TensorMeta
 from weightwire.checkpoint import quantizing
 from weightwire.checkpoint.planner import planner_of
 from weightwire.checkpoint.stored import CheckpointError
@@ -162,3 +163,52 @@ def test_check_reads_them(tmp_path):
         assert apart[name].mean == pytest.approx(error.mean(), rel=1e-9)
     same = {one.name: one for one in quantizing.check(tmp_path / "q", tmp_path / "q")}
     assert (same[name].greatest, same[name].equal_codes) == (0, 1)
+
+
+def fp8(name: str, meta: TensorMeta, bits: np.ndarray, algorithm: str) -> dict:
+    """name -> (dtype, shape, bytes) of a weight, by the definition."""
+    values, whole = floats(meta, bits).astype(np.float32), algorithm == "FP8"
+    scales = np.abs(values).max(None if whole else 1) / np.float32(448)
+    quotients = in_kind(values / scales, meta.dtype) if whole else values / scales[:, None]
+    stored = {name: ("F8_E4M3", tuple(meta.shape), encode(quotients).tobytes()),
+              f"{name}_scale": ("F32", () if whole else (meta.shape[0],), scales.astype(np.float32).tobytes())}
+    return stored | ({name.removesuffix("weight") + "input_scale": ("F32", (), b"")} if whole else {})
+
+
+@pytest.mark.parametrize("algorithm, spec", [("FP8", "hf:skip=*.input_scale"), ("FP8_PER_CHANNEL_PER_TOKEN", "hf")])
+def test_fp8_is_made_on_the_way(daemon, groups, algorithm, spec):
+    """Of the halves that two trainer ranks hold; the engine keeps its own scales of activations."""
+    config, plain, source, shards = megatron_case("megatron", "qwen3", "mcore-tp2", "tp2")
+    groups.append(Trainer(daemon.agent_socket, config, source, shards))
+    stored = {}
+    for name, (meta, bits) in plain.items():
+        linear = len(meta.shape) == 2 and "_proj." in name
+        stored |= fp8(name, meta, bits, algorithm) if linear else {name: (meta.dtype, tuple(meta.shape), np.ascontiguousarray(bits).tobytes())}
+    engine = {**config, "quantization_config": {"quant_method": "modelopt", "quant_algo": algorithm, "ignore": ["lm_head"]}}
+    observed = [[TensorMeta(name, dtype, shape) for name, (dtype, shape, _) in stored.items()]]
+    groups.append(EngineRanks(daemon.agent_socket, "fp8", engine, spec, observed))
+    calibrated = {name for name in stored if name.endswith("input_scale")}
+    before = {name: groups[1].ranks[0].params[name].tobytes() for name in calibrated}
+    groups[0].publish(1)
+    groups[1].wait_version(1)
+    got = groups[1].ranks[0].params
+    assert len(stored) > len(plain) and got.keys() == stored.keys()
+    assert [name for name in stored if name not in calibrated and got[name].tobytes() != stored[name][2]] == []
+    assert {name: got[name].tobytes() for name in calibrated} == before
+    client = Client(daemon.grpc)
+    client.wait_version(1, timeout=30)
+    assert client.verify().equal
+
+
+def test_a_scale_that_is_calibrated_is_refused_with_the_words_that_leave_it_out(daemon, groups):
+    config, plain, source, shards = megatron_case("megatron", "qwen3", "mcore-tp2", "tp2")
+    groups.append(Trainer(daemon.agent_socket, config, source, shards))
+    stored = {}
+    for name, (meta, bits) in plain.items():
+        stored |= fp8(name, meta, bits, "FP8") if "_proj." in name else {name: (meta.dtype, tuple(meta.shape), b"")}
+    engine = {**config, "quantization_config": {"quant_method": "modelopt", "quant_algo": "FP8", "ignore": ["lm_head"]}}
+    groups.append(EngineRanks(daemon.agent_socket, "fp8", engine, "hf",
+                              [[TensorMeta(name, dtype, shape) for name, (dtype, shape, _) in stored.items()]]))
+    with pytest.raises(NotReadyError) as refused:
+        groups[0].publish(1)
+    assert refused.value.tensor.endswith(".input_scale") and "hf:skip=*.input_scale;" in str(refused.value)

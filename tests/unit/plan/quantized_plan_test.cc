@@ -293,6 +293,9 @@ std::vector<Refusal> Refusals() {
   const layout::TensorSpec nvfp4{"w_packed", DType::kU8, {8, 32}, {1, 8}, layout::ScaleRule::kNvFp4,
                                  2};
   ModelLayout nv_engine = PackedEngine(nvfp4, DType::kF8E4M3, {Whole(nvfp4.shape)});
+  layout::TensorSpec modelopt = nvfp4;
+  modelopt.name = "w";
+  modelopt.scale_rule = layout::ScaleRule::kNvFp4Modelopt;
   ModelLayout global_alone = nv_engine;
   global_alone.canonical.tensors.insert(global_alone.canonical.tensors.begin(),
                                         {"w_global_scale", DType::kF32, {1}});
@@ -316,6 +319,12 @@ std::vector<Refusal> Refusals() {
       {"NVFP4",
        wide_trainer,
        nv_engine,
+       Reason::kDtypeMismatch,
+       "",
+       {"NVFP4", "global scale", "wwctl convert --quantize", "MXFP4 or INT4"}},
+      {"modelopt's NVFP4, under the weight's own name",
+       wide_trainer,
+       PackedEngine(modelopt, DType::kF8E4M3, {Whole(nvfp4.shape)}),
        Reason::kDtypeMismatch,
        "",
        {"NVFP4", "global scale", "wwctl convert --quantize", "MXFP4 or INT4"}},
