@@ -154,7 +154,7 @@ TEST_F(CoordinatorRollback, WithoutAHolderSaysWhoHoldsWhatAndTheRemedy) {
   const Status status = Refused(1);
   EXPECT_EQ(status.reason(), Reason::kStaleVersion);
   EXPECT_THAT(status.message(),
-              HasSubstr("no engine still holds version 1; available: 2, 3; "
+              HasSubstr("no engine still holds version 1; available: 2; "
                         "it was committed in epoch 1 by engine-a engine-b; "
                         "engine-a serves version 3 (epoch 3) and holds version 2 (epoch 2); "
                         "engine-b is not complete"));
