@@ -12,7 +12,7 @@ import tempfile
 import numpy as np
 import pytest
 
-from conftest import BINARIES, ROOT
+from conftest import BINARIES
 from demo.fleet import Daemon
 from weightwire import Client
 
