@@ -76,7 +76,7 @@ TEST(WireEnums, WhatCopiesMakeHasTheSameNumbers) {
   }
   plan::CopyOp op;
   EXPECT_FALSE(plan::SetMakes(v1::Makes_MAX + 1, op) || plan::SetMakes(-1, op));
-  EXPECT_EQ(v1::Makes_ARRAYSIZE, 17);
+  EXPECT_EQ(v1::Makes_ARRAYSIZE, 21);
 }
 
 }  // namespace

@@ -164,10 +164,10 @@ def modelopt(kind, row):
     rows_of = matrix.abs().amax(-1).float() / 448
     yield line("modelopt", "kF32", kind, len(row), row, to_quantized_weight(matrix, rows_of, "fp8_pc_pt"), rows_of)
     own = NVFP4QTensor.get_weights_scaling_factor_2(matrix)
-    for scale2 in own, own * 3000:  # the second with that of a module whose weights are larger
+    for library, scale2 in ("modelopt", own), ("modelopt-fused", own * 3000):  # with that of a module whose weights are larger
         scales = NVFP4QTensor.get_weights_scaling_factor(matrix, 16, scale2)[0]
         codes = to_quantized_weight(matrix.clone(), scales, "nvfp4", scale2, 16)
-        yield four("modelopt", "kNvFp4Modelopt", kind, 16, row, codes, scales, scale2)
+        yield four(library, "kNvFp4Modelopt", kind, 16, row, codes, scales, scale2)
 
 
 def of_torchao(kind, row, tiny):
@@ -224,7 +224,7 @@ def main():
     made = HEADER
     for library, (module, _) in LIBRARIES.items():
         if importlib.util.find_spec(module) is None:
-            kept = [line for line in stored.splitlines() if line.split()[1:2] == [library] and line[0] != "#"]
+            kept = [line for line in stored.splitlines() if line.split()[1].startswith(library) and line[0] != "#"]
             print(f"{library} is not here: its {len(kept)} lines are as they were")
         else:
             kept = list(lines(library))

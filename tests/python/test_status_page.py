@@ -103,7 +103,7 @@ def test_the_document_is_the_status_that_wwctl_gets(daemon, groups):
     assert page.engines == message.engines and len(page.participants) == 6 and page.trainers_total == 4
     assert [(list(e.engine_runs), list(e.engines)) for e in page.epochs] == [([0, 1], [])], "engines by number"
     text = get(daemon, "/status")
-    assert text[0] == 200 and text[1]["Content-Type"].startswith("text/plain") and "\nidle: nothing is waited for\n" in text[2]
+    assert text[0] == 200 and text[1]["Content-Type"].startswith("text/plain") and text[2].startswith("idle: all engines serve version 4\n")
     assert "default-src 'none'" in text[1]["Content-Security-Policy"]
 
 

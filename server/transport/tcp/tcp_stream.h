@@ -75,8 +75,11 @@ class TcpStream {
       return socket_.async_write_some(buffers, std::forward<Handler>(handler));
     }
     size_t staged = 0;
-    for (auto it = boost::asio::buffer_sequence_begin(buffers);
-         it != boost::asio::buffer_sequence_end(buffers); ++it) {
+    // Asio goes on with what is left of a write whatever happened meanwhile: after Close the
+    // buffers may be gone.
+    auto it = socket_.is_open() ? boost::asio::buffer_sequence_begin(buffers)
+                                : boost::asio::buffer_sequence_end(buffers);
+    for (; it != boost::asio::buffer_sequence_end(buffers); ++it) {
       const boost::asio::const_buffer piece(*it);
       const size_t taken = tls_->Stage({static_cast<const std::byte*>(piece.data()), piece.size()});
       staged += taken;

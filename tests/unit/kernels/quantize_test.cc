@@ -167,12 +167,10 @@ std::vector<unsigned char> Bytes(const std::string& digits, int bytes) {
 }
 
 ScaleKind KindNamed(const std::string& word) {
-  const std::map<std::string, ScaleKind> kinds = {{"kF32", ScaleKind::kF32},
-                                                  {"kPowerOfTwo", ScaleKind::kPowerOfTwo},
-                                                  {"kOwnKind", ScaleKind::kOwnKind},
-                                                  {"kE8M0Rounded", ScaleKind::kE8M0Rounded},
-                                                  {"kE8M0", ScaleKind::kE8M0},
-                                                  {"kF32OwnQuotient", ScaleKind::kF32OwnQuotient}};
+  const std::map<std::string, ScaleKind> kinds = {
+      {"kF32", ScaleKind::kF32},         {"kPowerOfTwo", ScaleKind::kPowerOfTwo},
+      {"kOwnKind", ScaleKind::kOwnKind}, {"kE8M0Rounded", ScaleKind::kE8M0Rounded},
+      {"kE8M0", ScaleKind::kE8M0},       {"kF32OwnQuotient", ScaleKind::kF32OwnQuotient}};
   return kinds.at(word);
 }
 
