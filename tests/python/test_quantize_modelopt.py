@@ -188,13 +188,12 @@ def test_fp8_is_made_on_the_way(daemon, groups, algorithm, spec):
     observed = [[TensorMeta(name, dtype, shape) for name, (dtype, shape, _) in stored.items()]]
     groups.append(EngineRanks(daemon.agent_socket, "fp8", engine, spec, observed))
     calibrated = {name for name in stored if name.endswith("input_scale")}
-    before = {name: groups[1].ranks[0].params[name].tobytes() for name in calibrated}
     groups[0].publish(1)
     groups[1].wait_version(1)
     got = groups[1].ranks[0].params
     assert len(stored) > len(plain) and got.keys() == stored.keys()
     assert [name for name in stored if name not in calibrated and got[name].tobytes() != stored[name][2]] == []
-    assert {name: got[name].tobytes() for name in calibrated} == before
+    assert {got[name].tobytes() for name in calibrated} <= {bytes(4)}, "what nobody sent was written"
     client = Client(daemon.grpc)
     client.wait_version(1, timeout=30)
     assert client.verify().equal

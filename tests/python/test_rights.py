@@ -142,8 +142,8 @@ def test_an_identity_names_only_what_it_brought_itself(coordinator, authority):
             Session(coordinator.grpc, authority.issue("e", "engine", job="rl"), 2) as rogue, \
             Session(coordinator.grpc, authority.issue("t2", "trainer", job="rl", rank=2), 3) as second:
         member = owner.register(trainer).member
-        assert "other side" in refused(rogue.register, trainer)
-        assert "other side" in refused(owner.register, engine)
+        assert "role engine cannot register trainer ranks" in refused(rogue.register, trainer)
+        assert "role trainer cannot register engine ranks" in refused(owner.register, engine)
         assert "role/trainer" in refused(rogue.register, engine, agent=owner.agent)
         assert "another rank" in refused(second.register, trainer, rank=1)
         assert second.register(trainer, rank=2).member.participant
