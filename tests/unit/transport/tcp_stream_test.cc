@@ -56,8 +56,8 @@ INSTANTIATE_TEST_SUITE_P(Sockets, TcpStreams, ::testing::Values(Integrity::kCrc,
                            return param.param == Integrity::kTls ? "tls" : "plain";
                          });
 
-// What is exported may be unmapped as soon as its session is closed, and Asio then still goes on with
-// the rest of a write of which a part was sent.
+// What is exported may be unmapped as soon as its session is closed, and Asio then still goes on
+// with the rest of a write of which a part was sent.
 TEST_P(TcpStreams, AClosedOneTouchesNoBuffer) {
   const Untouchable gone;
   stream_.Close();
