@@ -20,9 +20,9 @@ constexpr uint64_t kNew = kQuantizing | control::kFeatureGather;
 
 /// `features`: of the trainer's agent.
 struct Quantizing : Fleet {
-  explicit Quantizing(uint64_t features = kNew) {
+  explicit Quantizing(uint64_t features = kNew, const layout::CanonicalSpace& floats = Floats()) {
     agent_features = features;
-    trainer = Whole("trainer", Floats());
+    trainer = Whole("trainer", floats);
     agent_features = kNew;
   }
 
@@ -67,6 +67,48 @@ TEST(CoordinatorQuantize, AnAgentThatCannotIsNamed) {
     EXPECT_EQ(why.reason(), Reason::kProtocolVersion) << why.ToString();
     EXPECT_EQ(why.rank(), at_source ? "fp8, trainer/0" : "fp8, fp8/0") << why.ToString();
     EXPECT_NE(why.remedy().find("version of weightwired"), std::string::npos);
+  }
+}
+
+TEST(CoordinatorQuantize, AnAgentThatKnowsNotAllRulesIsNamed) {
+  struct Format {
+    uint64_t feature;
+    const char* words;
+    layout::CanonicalSpace codes;
+  };
+  using layout::ScaleRule;
+  const Format formats[] = {
+      {control::kFeatureScaleRules,
+       "by the engine's rule",
+       {{{"w", DType::kF8E4M3, {8, 6}, {4, 4}, ScaleRule::kPowerOfTwo},
+         {"w_scale_inv", DType::kF32, {2, 2}}}}},
+      {control::kFeatureOwnQuotient,
+       "as modelopt does",
+       {{{"w", DType::kF8E4M3, {8, 6}, {8, 6}, ScaleRule::kOwnQuotient},
+         {"w_scale", DType::kF32, {1, 1}}}}},
+      {control::kFeatureFourBits,
+       "four bits",
+       {{{"w_packed", DType::kU8, {8, 32}, {1, 16}, ScaleRule::kMxFp4Rounded, 2},
+         {"w_scale", DType::kU8, {8, 2}}}}}};
+  constexpr uint64_t kAll =
+      kNew | control::kFeatureScaleRules | control::kFeatureFourBits | control::kFeatureOwnQuotient;
+  for (const Format& format : formats) {
+    for (const bool lacks : {false, true}) {
+      SCOPED_TRACE(std::string(format.words) + (lacks ? " is not known" : " is known"));
+      const bool four_bits = format.feature == control::kFeatureFourBits;
+      Quantizing fleet(kAll, {{{"w", DType::kBF16, {8, four_bits ? 64 : 6}}}});
+      fleet.agent_features = lacks ? kAll & ~format.feature : kAll;
+      fleet.Whole("quantized", format.codes);
+      const Status why = fleet.Publish(1);
+      if (!lacks) {
+        EXPECT_EQ(why, OkStatus());
+        EXPECT_EQ(fleet.EngineNamed("quantized").version, Version(1));
+        continue;
+      }
+      EXPECT_EQ(why.reason(), Reason::kProtocolVersion) << why.ToString();
+      EXPECT_EQ(why.rank(), "quantized, quantized/0") << why.ToString();
+      EXPECT_NE(why.message().find(format.words), std::string::npos) << why.ToString();
+    }
   }
 }
 
