@@ -28,7 +28,7 @@ def library_file(folder: Path, out: Path, weights: dict, activations: dict | Non
     import transformers
     from compressed_tensors.compressors import ModelCompressor
     from compressed_tensors.quantization import QuantizationArgs, QuantizationConfig, QuantizationScheme, apply_quantization_config
-    from compressed_tensors.quantization.utils.helpers import calculate_qparams
+    from compressed_tensors.quantization.utils.helpers import calculate_qparams, generate_gparam
     scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(symmetric=True, dynamic=False, **weights),
                                 input_activations=activations and QuantizationArgs(symmetric=True, **activations))
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
@@ -36,8 +36,13 @@ def library_file(folder: Path, out: Path, weights: dict, activations: dict | Non
     with torch.no_grad():
         for module in model.modules():
             if getattr(module, "quantization_scheme", None) is not None:
-                groups = module.weight.unflatten(1, (-1, weights.get("group_size", module.weight.shape[1])))
-                scale, _ = calculate_qparams(groups.amin(-1), groups.amax(-1), scheme.weights)
+                whole_tensor = weights["strategy"] == "tensor"
+                groups = module.weight.reshape(1, -1) if whole_tensor else module.weight.unflatten(
+                    1, (-1, weights.get("group_size", module.weight.shape[1])))
+                whole = getattr(module, "weight_global_scale", None)  # NVFP4's
+                if whole is not None:
+                    whole.copy_(generate_gparam(module.weight.min(), module.weight.max()))
+                scale, _ = calculate_qparams(groups.amin(-1), groups.amax(-1), scheme.weights, global_scale=whole)
                 module.weight_scale.copy_(scale)
     compressor = ModelCompressor.from_pretrained_model(model)
     compressor.compress_model(model)
