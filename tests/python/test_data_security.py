@@ -119,4 +119,4 @@ def test_mac_is_refused_where_it_would_not_be_one(tmp_path, authority):
     run = start(tmp_path, integrity="mac", transports="shm,ucx", **own)
     assert run.returncode == REFUSED and "ucx" in run.stderr and "carries no MAC" in run.stderr, run.stderr
     run = start(tmp_path, integrity="none", **own)
-    assert run.returncode == REFUSED and "crc|mac" in run.stderr, run.stderr
+    assert run.returncode == REFUSED and "must be crc, mac or tls, not \"none\"" in run.stderr, run.stderr
