@@ -169,7 +169,7 @@ def test_a_token_names_ranks_and_is_bound_to_the_agent_that_uses_it(coordinator,
             Session(coordinator.grpc, one, 13) as third:
         assert first.register(TRAINER, 2).member.participant and second.register(TRAINER, 3).member.participant
         assert "another rank" in refused(grpc.StatusCode.PERMISSION_DENIED, first.register, TRAINER, 4)
-        assert "other side" in refused(grpc.StatusCode.PERMISSION_DENIED, first.register, ENGINE, 2)
+        assert "cannot register engine ranks" in refused(grpc.StatusCode.PERMISSION_DENIED, first.register, ENGINE, 2)
         assert third.register(ENGINE, 5).member.participant
         # Somebody who has got hold of the file.
         details = refused(grpc.StatusCode.PERMISSION_DENIED, Session, coordinator.grpc, one, 14)
