@@ -1,5 +1,5 @@
 """What vLLM's own loader makes of checkpoints: `python -m tests.engine.load_only OUT DIR...` writes to the file OUT, as JSON, for each
-folder a digest of every parameter. Models are loaded and never run, so that formats can be compared for which this machine has no
+folder a digest of every parameter, or null of one that nothing was loaded into. Models are loaded and never run, so that formats can be compared for which this machine has no
 kernel: where vLLM would choose one it gets a stand-in, and weights are not repacked for it."""
 
 from __future__ import annotations
@@ -13,6 +13,9 @@ import sys
 import tempfile
 from pathlib import Path
 from unittest import mock
+
+
+UNTOUCHED = 0xA5
 
 
 def without_kernels() -> None:
@@ -29,7 +32,7 @@ def without_kernels() -> None:
                     setattr(found, name, lambda *_, **__: mock.MagicMock())
 
 
-def parameters(folder: Path) -> dict[str, str]:
+def parameters(folder: Path) -> dict[str, str | None]:
     from safetensors.torch import load_file
     from vllm.config import set_current_vllm_config
     from vllm.distributed import init_distributed_environment, initialize_model_parallel, model_parallel_is_initialized
@@ -44,9 +47,13 @@ def parameters(folder: Path) -> dict[str, str]:
             initialize_model_parallel(1)
         model = initialize_model(config)
         for parameter in model.parameters():
-            _bytes(parameter).fill_(0xA5)  # what nobody loads is told from what is
+            _bytes(parameter).fill_(UNTOUCHED)
         model.load_weights(named for path in sorted(folder.glob("*.safetensors")) for named in load_file(path).items())
-    return {name: hashlib.sha256(_bytes(parameter).numpy().tobytes()).hexdigest() for name, parameter in model.named_parameters()}
+    return {name: _digest(_bytes(parameter).numpy().tobytes()) for name, parameter in model.named_parameters()}
+
+
+def _digest(data: bytes) -> str | None:
+    return None if set(data) == {UNTOUCHED} else hashlib.sha256(data).hexdigest()
 
 
 def _bytes(parameter):

@@ -27,6 +27,12 @@ FORMATS = {"fp8-tensor": (dict(num_bits=8, type="float", strategy="tensor"), DYN
                                              scale_dtype="torch.float8_e4m3fn"), None, False)}
 
 
+def loaded(tmp_path, *folders):
+    said = tmp_path / "parameters.json"
+    subprocess.run([sys.executable, "-m", "tests.engine.load_only", said, *folders], check=True, timeout=300, cwd=rig.ROOT)
+    return json.loads(said.read_text())
+
+
 def arrived(agent: str, source, quantized, out):
     """The folder `out` of what a rank holds that registered as an engine of `quantized`'s config received from a trainer of `source`."""
     import torch
@@ -56,8 +62,16 @@ def test_the_loader_makes_the_same_parameters_of_what_arrived_as_of_the_librarys
         own[seed] = tmp_path / f"own-{seed}"
         quantizing.quantize(checkpoint(KIND, seed), own[seed], "hf", format)
     received = arrived(stack.agent, checkpoint(KIND, 1) if on_the_way else own[1], own[1], tmp_path / "received")
-    said = tmp_path / "parameters.json"
-    subprocess.run([sys.executable, "-m", "tests.engine.load_only", said, library, received, own[0]], check=True, timeout=300, cwd=rig.ROOT)
-    theirs, ours, others = json.loads(said.read_text())
+    theirs, ours, others = loaded(tmp_path, library, received, own[0])
     assert ours == theirs and len(ours) > 20
     assert {name for name in ours if others[name] == ours[name]}.isdisjoint(name for name in ours if name.endswith((".weight_scale", ".weight_packed")))
+
+
+@pytest.mark.parametrize("format", ["mxfp8-modelopt", "fp8-channel-modelopt", "nvfp4-modelopt"])
+def test_the_loader_finds_every_tensor_of_modelopts_formats(format, checkpoint, tmp_path):
+    """What modelopt writes is compared in tests/python/test_quantize_modelopt.py; here, that vLLM takes it by name and shape."""
+    quantizing.quantize(checkpoint(KIND, 1), tmp_path / "own", "hf", format)
+    (held,) = loaded(tmp_path, tmp_path / "own")
+    calibrated = (".q_scale", ".k_scale", ".v_scale", ".prob_scale", ".input_scale")  # vLLM makes room for them whoever has them
+    untouched = [name for name, digest in held.items() if digest is None]
+    assert len(held) > 20 and [name for name in untouched if not name.endswith(calibrated)] == []
