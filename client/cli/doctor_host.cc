@@ -17,6 +17,7 @@
 #include <memory>
 
 #include "client/cli/doctor.h"
+#include "server/daemon/directories.h"
 #include "server/daemon/listen_address.h"
 #include "server/memory/uid_wall.h"
 
@@ -113,13 +114,12 @@ void CheckDirectory(const NamedConfig& named, const char* check, const std::stri
                     bool shared, Findings& out) {
   const std::string obstacle = ObstacleOf(path, shared ? 022 : 077);
   if (obstacle.empty()) return;
-  struct stat info {};
-  // Many programs use /tmp and its like: their modes are not to be changed for one of them.
-  const bool common = stat(path.c_str(), &info) == 0 && (info.st_mode & S_ISVTX) != 0;
+  const std::string common = daemon::AdviceOfCommon(path);
   out.push_back({check, named.path, "cannot be used: " + obstacle,
-                 common ? "choose a directory of its own, for example " + path + "/weightwire"
-                        : "choose a directory that its user owns alone: chmod " +
-                              std::string(shared ? "711 " : "700 ") + path + ", or another path"});
+                 !common.empty()
+                     ? common
+                     : "choose a directory that its user owns alone: chmod " +
+                           std::string(shared ? "711 " : "700 ") + path + ", or another path"});
 }
 
 void CheckPort(const NamedConfig& named, const char* key, const std::string& address,
@@ -177,7 +177,7 @@ std::string AgentSocketHere() {
 Findings CheckAgentSocket(const std::string& path) {
   if (path.empty()) return {};
   if (const std::string wall = memory::UidWall(path); !wall.empty()) {
-    return {{"uid", path, wall + " and cannot attach", memory::UidWallRemedy()}};
+    return {{"uid", path, wall + " and cannot attach", memory::UidWallRemedy(geteuid())}};
   }
   const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (fd < 0) return {};

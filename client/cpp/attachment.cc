@@ -81,7 +81,7 @@ Status Attachment::Handshake(v1::GroupRole role) {
     const std::string wall = memory::UidWall(socket_);
     if (wall.empty()) return end_;
     return Status(Code::kPermissionDenied, Reason::kPermissionDenied, wall)
-        .Remedy(memory::UidWallRemedy());
+        .Remedy(memory::UidWallRemedy(geteuid()));
   }
   if (!answered) stream_context_.TryCancel();
   return Status(Code::kDeadlineExceeded, Reason::kDeadlineExceeded,

@@ -9,6 +9,13 @@
 namespace weightwire::coordinator {
 namespace {
 
+/// What makes weights quantized on the way, and what an agent without it cannot.
+constexpr std::pair<uint64_t, const char*> kMaking[] = {
+    {control::kFeatureQuantize, "quantize on the way"},
+    {control::kFeatureScaleRules, "make scales by the engine's rule"},
+    {control::kFeatureFourBits, "make weights of four bits"},
+    {control::kFeatureOwnQuotient, "make fp8 of whole tensors as modelopt does"}};
+
 /// The engine that an engine reads from, of those that do not read from the sources.
 std::map<std::string, std::string> EnginesReadFrom(
     const std::vector<epoch::PrepareCommand>& prepares, const epoch::Spec& spec) {
@@ -180,7 +187,7 @@ bool EpochPlanner::DropsReaders(const epoch::Spec& spec) const {
 
 Status EpochPlanner::CheckQuantizes(const epoch::Spec& spec, const epoch::EngineMembers& engine,
                                     const PlannedPair& pair) const {
-  if (!pair.quantizes) return OkStatus();
+  if (pair.features == 0) return OkStatus();
   if (spec.kind == epoch::Kind::kFill) {
     return Status(Code::kFailedPrecondition, Reason::kDtypeMismatch,
                   "its fp8 weights would be made of those of " + spec.source_group +
@@ -200,17 +207,10 @@ Status EpochPlanner::CheckQuantizes(const epoch::Spec& spec, const epoch::Engine
   };
   const auto check = [&](const std::string& group, const std::vector<epoch::Member>& ranks) {
     for (size_t rank = 0; rank < ranks.size(); ++rank) {
-      if (lacks(ranks[rank], control::kFeatureQuantize)) {
-        return refused(group, rank, "its agent cannot quantize on the way");
-      }
-      if (pair.other_scales && lacks(ranks[rank], control::kFeatureScaleRules)) {
-        return refused(group, rank, "its agent cannot make scales by the engine's rule");
-      }
-      if (pair.four_bits && lacks(ranks[rank], control::kFeatureFourBits)) {
-        return refused(group, rank, "its agent cannot make weights of four bits");
-      }
-      if (pair.own_quotient && lacks(ranks[rank], control::kFeatureOwnQuotient)) {
-        return refused(group, rank, "its agent cannot make fp8 of whole tensors as modelopt does");
+      for (const auto& [feature, what] : kMaking) {
+        if ((pair.features & feature) != 0 && lacks(ranks[rank], feature)) {
+          return refused(group, rank, std::string("its agent cannot ") + what);
+        }
       }
     }
     return OkStatus();

@@ -147,21 +147,17 @@ bool Quantizes(const plan::TransferPlan& plan) {
   });
 }
 
-bool HasOtherScales(const layout::CanonicalSpace& canonical) {
-  return std::ranges::any_of(canonical.tensors, [](const layout::TensorSpec& tensor) {
-    return tensor.scale_rule != layout::ScaleRule::kQuotient;
-  });
-}
-
-bool HasFourBits(const layout::CanonicalSpace& canonical) {
-  return std::ranges::any_of(canonical.tensors, [](const layout::TensorSpec& tensor) {
-    return layout::IsFourBit(tensor.scale_rule);
-  });
-}
-
-bool HasOwnQuotients(const layout::CanonicalSpace& canonical) {
-  return std::ranges::find(canonical.tensors, layout::ScaleRule::kOwnQuotient,
-                           &layout::TensorSpec::scale_rule) != canonical.tensors.end();
+/// What an agent must know to make the quantized weights of this space.
+uint64_t FeaturesToMake(const layout::CanonicalSpace& canonical) {
+  using layout::ScaleRule;
+  uint64_t features = control::kFeatureQuantize;
+  for (const layout::TensorSpec& tensor : canonical.tensors) {
+    const ScaleRule rule = tensor.scale_rule;
+    if (rule != ScaleRule::kQuotient) features |= control::kFeatureScaleRules;
+    if (layout::IsFourBit(rule)) features |= control::kFeatureFourBits;
+    if (rule == ScaleRule::kOwnQuotient) features |= control::kFeatureOwnQuotient;
+  }
+  return features;
 }
 
 }  // namespace
@@ -201,13 +197,9 @@ Result<PlannedPairPtr> Work::Plan(const AgreedLayoutPtr& from, const AgreedLayou
                 "the target holds no tensor of the model");
   }
   WW_FAIL_IF_ERROR(plan::VerifyPlan(built, source->model, target->model));
-  const bool quantizes = Quantizes(built);
-  const bool other_scales = quantizes && HasOtherScales(target->model.canonical);
-  const bool four_bits = quantizes && HasFourBits(target->model.canonical);
-  const bool own_quotient = quantizes && HasOwnQuotients(target->model.canonical);
-  return std::make_shared<const PlannedPair>(
-      PlannedPair{std::make_shared<const plan::TransferPlan>(std::move(built)), source, target,
-                  quantizes, other_scales, four_bits, own_quotient});
+  const uint64_t features = Quantizes(built) ? FeaturesToMake(target->model.canonical) : 0;
+  return std::make_shared<const PlannedPair>(PlannedPair{
+      std::make_shared<const plan::TransferPlan>(std::move(built)), source, target, features});
 }
 
 std::shared_ptr<const plan::RankSlice> Work::Slice(const plan::TransferPlan& plan, plan::Side side,

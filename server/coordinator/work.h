@@ -45,10 +45,9 @@ struct PlannedPair {
   std::shared_ptr<const plan::TransferPlan> plan;
   AgreedLayoutPtr source;
   AgreedLayoutPtr target;
-  bool quantizes = false;     ///< weights become fp8 on the way, at their source or gathered
-  bool other_scales = false;  ///< with scales by a rule that not every agent knows
-  bool four_bits = false;     ///< of codes that not every agent knows
-  bool own_quotient = false;  ///< by a rule that still fewer agents know
+  /// AgentHello::features that agents of both sides need to make weights quantized on the way; 0
+  /// where they make none.
+  uint64_t features = 0;
 };
 using PlannedPairPtr = std::shared_ptr<const PlannedPair>;
 

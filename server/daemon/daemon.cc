@@ -59,8 +59,7 @@ class DaemonImpl final : public Daemon {
     }
     if (!http_) WW_FAIL_IF_ERROR(OpenHttp(host.identity));
     if (agent_ && !agent_->AwaitSession(kSessionWait)) {
-      std::string tried;
-      for (const std::string& one : config_.coordinator) tried += (tried.empty() ? "" : ", ") + one;
+      const std::string tried = fmt::format("{}", fmt::join(config_.coordinator, ", "));
       spdlog::warn("no session with the coordinator {} yet: {}; the agent keeps trying",
                    tried.empty() ? "of this process" : tried, agent_->SessionStatus().ToString());
     }

@@ -25,13 +25,9 @@ Status Unfit(const std::string& path, const std::string& what) {
   return {Code::kPermissionDenied, Reason::kConfigInvalid, "directory " + path + ' ' + what};
 }
 
-/// Many programs use /tmp and its like: their modes are not to be changed for one of them.
-std::string Advice(const struct stat& info, const std::string& path, const std::string& command) {
-  if ((info.st_mode & S_ISVTX) != 0 || path == "/") {
-    return "choose a directory of its own, for example " + path + (path == "/" ? "" : "/") +
-           "weightwire";
-  }
-  return command + ' ' + path + ", or choose another directory";
+std::string Advice(const std::string& path, const std::string& command) {
+  const std::string common = AdviceOfCommon(path);
+  return common.empty() ? command + ' ' + path + ", or choose another directory" : common;
 }
 
 /// Whether any other user, or any member of `group`, may pass through the directory.
@@ -65,12 +61,12 @@ Status MakeDirectory(const std::string& path, mode_t pass, std::optional<uint32_
   }
   if (pass == 0) {
     if ((info.st_mode & kOthers) == 0) return OkStatus();
-    return Unfit(path, "can be entered by others").Remedy(Advice(info, path, "chmod 700"));
+    return Unfit(path, "can be entered by others").Remedy(Advice(path, "chmod 700"));
   }
   const std::string command =
       group ? "chgrp " + std::to_string(*group) + ' ' + path + " && chmod 710" : "chmod 711";
   if ((info.st_mode & kChange) != 0) {
-    return Unfit(path, "can be changed by others").Remedy(Advice(info, path, command));
+    return Unfit(path, "can be changed by others").Remedy(Advice(path, command));
   }
   if (Passes(info, group)) return OkStatus();
   return Unfit(path, group ? "lets members of group " + std::to_string(*group) +
@@ -85,6 +81,14 @@ Status MakePrivateDirectory(const std::string& path) { return MakeDirectory(path
 
 Status MakeSocketDirectory(const std::string& path, std::optional<uint32_t> group) {
   return MakeDirectory(path, group ? kGroupPass : kPass, group);
+}
+
+std::string AdviceOfCommon(const std::string& path) {
+  struct stat info {};
+  const bool shared = stat(path.c_str(), &info) == 0 && (info.st_mode & S_ISVTX) != 0;
+  if (!shared && path != "/") return "";
+  return "choose a directory of its own, for example " + path + (path == "/" ? "" : "/") +
+         "weightwire";
 }
 
 std::string ClosedAbove(const std::string& path, std::optional<uint32_t> group) {

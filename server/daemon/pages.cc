@@ -20,7 +20,7 @@ std::string Count(uint64_t count, std::string_view noun) {
   return fmt::format("{} {}{}", count, noun, count == 1 ? "" : "s");
 }
 
-/// The first line of `wwctl status`.
+/// What `wwctl status` begins with, without names.
 std::string WaitingLine(const coordinator::StatusSnapshot& snapshot) {
   if (!snapshot.waiting_for.empty()) {
     return "waiting for: " + coordinator::WaitingInWords(snapshot.waiting_for);

@@ -8,7 +8,7 @@
 
 #include <cerrno>
 #include <filesystem>
-#include <vector>
+#include <system_error>
 
 #include "server/memory/region.h"
 
@@ -22,7 +22,8 @@ std::string Own() { return "; this process has uid " + std::to_string(geteuid())
 /// The first of the directories to `path`, or `path` itself, that keeps this user out.
 std::string Closed(const std::string& path) {
   std::filesystem::path at;
-  for (const auto& part : std::filesystem::absolute(path).lexically_normal()) {
+  std::error_code none;  // a process without a working directory has no absolute path
+  for (const auto& part : std::filesystem::absolute(path, none).lexically_normal()) {
     at /= part;
     struct stat info {};
     if (stat(at.c_str(), &info) != 0) return "";
@@ -57,9 +58,9 @@ std::string UidWall(const std::string& path) {
   return "its agent has uid " + std::to_string(agent.uid) + " and refuses other users" + Own();
 }
 
-std::string UidWallRemedy() {
+std::string UidWallRemedy(uint32_t uid) {
   return "run engine or trainer and their agent as the same user (runAsUser), or name uid " +
-         std::to_string(geteuid()) + " in the agent's allow_uids";
+         std::to_string(uid) + " in the agent's allow_uids";
 }
 
 }  // namespace weightwire::memory

@@ -1,5 +1,6 @@
 #pragma once
 
+#include <cstdint>
 #include <string>
 
 namespace weightwire::memory {
@@ -8,7 +9,7 @@ namespace weightwire::memory {
 /// reason; both uids are named. Empty: users are not the reason. Takes up to a second when another
 /// user listens there.
 std::string UidWall(const std::string& path);
-/// What to do about it.
-std::string UidWallRemedy();
+/// What to do about it where the process that is refused has `uid`.
+std::string UidWallRemedy(uint32_t uid);
 
 }  // namespace weightwire::memory

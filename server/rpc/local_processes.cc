@@ -12,6 +12,7 @@
 #include <string_view>
 
 #include "server/memory/region.h"
+#include "server/memory/uid_wall.h"
 
 namespace weightwire::rpc {
 namespace {
@@ -101,8 +102,7 @@ control::Troubles LocalProcesses::Refusals() const {
   return {{{},
            "refused a process of uid " + std::to_string(refused_->uid) + " at " + refused_->wall +
                ", for its own uid is " + std::to_string(geteuid()),
-           "run engine or trainer and their agent as the same user (runAsUser), or name uid " +
-               std::to_string(refused_->uid) + " in the agent's allow_uids"}};
+           memory::UidWallRemedy(refused_->uid)}};
 }
 
 }  // namespace weightwire::rpc

@@ -54,6 +54,14 @@ def library_file(folder: Path, out: Path, weights: dict, activations: dict | Non
     return out
 
 
+def quantized(checkpoint, tmp_path, format: str) -> dict[int, Path]:
+    """seed -> the checkpoint of that seed as weightwire converts it."""
+    own = {seed: tmp_path / f"own-{seed}" for seed in (0, 1)}
+    for seed, folder in own.items():
+        quantizing.quantize(checkpoint(KIND, seed), folder, "hf", format)
+    return own
+
+
 def state_of(engine) -> tuple:
     return engine.answers(), engine.run(engine.llm.collective_rpc("parameter_digests"))
 
@@ -62,9 +70,7 @@ def state_of(engine) -> tuple:
 def test_a_trainers_floats_answer_as_the_librarys_file(format, checkpoint, tmp_path, stack):
     *said, mode = FORMATS[format]
     library = library_file(checkpoint(KIND, 1), tmp_path / "library", *said)
-    own = {seed: tmp_path / f"own-{seed}" for seed in (0, 1)}
-    for seed, folder in own.items():
-        quantizing.quantize(checkpoint(KIND, seed), folder, "hf", format)
+    own = quantized(checkpoint, tmp_path, format)
     theirs, made = read(library), read(own[1])
     assert made.keys() == theirs.keys()
     assert [name for name, (meta, data) in theirs.items() if made[name][0] != meta or made[name][1].tobytes() != data.tobytes()] == []

@@ -11,12 +11,11 @@ import numpy as np
 import pytest
 
 from tests.engine import rig
-from tests.engine.test_quantized import library_file
+from tests.engine.test_quantized import KIND, library_file, quantized
 from tests.engine.trainer_hf import config_of, read
 from weightwire import Subscriber
 from weightwire.checkpoint import quantizing
 
-KIND = "qwen2"
 MX = dict(strategy="group", group_size=32, scale_dtype="torch.uint8", type="float")
 DYNAMIC = dict(num_bits=8, type="float", strategy="token", dynamic=True)
 #: format -> what compressed-tensors is told of weights and of activations, and whether trainers' floats become it on the way.
@@ -57,10 +56,7 @@ def arrived(agent: str, source, quantized, out):
 def test_the_loader_makes_the_same_parameters_of_what_arrived_as_of_the_librarys_file(format, checkpoint, tmp_path, stack):
     *said, on_the_way = FORMATS[format]
     library = library_file(checkpoint(KIND, 1), tmp_path / "library", *said)
-    own = {}
-    for seed in (0, 1):
-        own[seed] = tmp_path / f"own-{seed}"
-        quantizing.quantize(checkpoint(KIND, seed), own[seed], "hf", format)
+    own = quantized(checkpoint, tmp_path, format)
     received = arrived(stack.agent, checkpoint(KIND, 1) if on_the_way else own[1], own[1], tmp_path / "received")
     theirs, ours, others = loaded(tmp_path, library, received, own[0])
     assert ours == theirs and len(ours) > 20

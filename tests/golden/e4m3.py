@@ -6,12 +6,12 @@ It needs torch (2.13.0 wrote the file): `pip install torch` or any environment t
   VENV/bin/python tests/golden/e4m3.py --update   # writes
 """
 
-import argparse
 import pathlib
-import sys
 import zlib
 
 import torch
+
+import golden_file
 
 FILE = pathlib.Path(__file__).resolve().parents[1] / "data/e4m3.txt"
 E4M3 = torch.float8_e4m3fn
@@ -83,17 +83,12 @@ def matrices(kind):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--update", action="store_true")
-    args = parser.parse_args()
+    args = golden_file.parser(__doc__).parse_args()
     lines = [*decoded(), *casts("bf16"), *casts("f16"), *points()]
     for kind in KINDS:
         lines += matrices(kind)
     text = HEADER + "\n".join(lines) + "\n"
-    if args.update:
-        FILE.write_text(text)
-    elif text != FILE.read_text():
-        sys.exit(f"{FILE} differs from what torch {torch.__version__} gives; look why, then --update")
+    golden_file.settle(FILE, text, args.update, f"torch {torch.__version__}")
 
 
 if __name__ == "__main__":

@@ -7,14 +7,14 @@ transformers 5.19.0 wrote the file):
   VENV/bin/python tests/golden/four_bit_checkpoint.py --update   # writes
 """
 
-import argparse
 import hashlib
 import json
 import os
 import pathlib
-import sys
 
 import numpy as np
+
+import golden_file
 
 FILE = pathlib.Path(__file__).resolve().parents[1] / "data/four_bit_checkpoints.json"
 SMALL = {"hidden_size": 160, "intermediate_size": 96, "num_attention_heads": 2, "num_key_value_heads": 1, "head_dim": 48}
@@ -139,8 +139,7 @@ def check_config(format: str, written: dict) -> None:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--update", action="store_true")
+    parser = golden_file.parser(__doc__)
     parser.add_argument("--read", nargs=2, metavar=("FORMAT", "CONFIG"), help="only look whether compressed-tensors reads a config.json")
     args = parser.parse_args()
     os.environ["TORCHDYNAMO_DISABLE"] = "1"  # compressed-tensors compiles what it casts with
@@ -149,10 +148,7 @@ def main():
     made = {format: {dtype: compressed(format, dtype) for dtype in KINDS if dtype != "F16" or "mx" not in format} for format in FORMATS}
     made["mxfp4-gpt-oss"] = {"BF16": gpt_oss()}
     text = json.dumps(made, indent=1) + "\n"
-    if args.update:
-        FILE.write_text(text)
-    elif text != FILE.read_text():
-        sys.exit(f"{FILE} differs from what the libraries give; look why, then --update")
+    golden_file.settle(FILE, text, args.update)
 
 
 if __name__ == "__main__":

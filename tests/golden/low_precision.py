@@ -8,16 +8,16 @@ environment of its own (that of the engine tests will do):
   VENV/bin/python tests/golden/low_precision.py --update   # writes
 """
 
-import argparse
 import importlib.util
 import os
 import pathlib
 import random
-import sys
 
 os.environ["TORCHDYNAMO_DISABLE"] = "1"  # compressed-tensors compiles what it casts with
 
 import torch
+
+import golden_file
 
 FILE = pathlib.Path(__file__).resolve().parents[1] / "data/low_precision.txt"
 KINDS = {"bf16": (torch.bfloat16, torch.int16, 4), "f16": (torch.float16, torch.int16, 4), "f32": (torch.float32, torch.int32, 8)}
@@ -217,9 +217,7 @@ def lines(library):
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--update", action="store_true")
-    args = parser.parse_args()
+    args = golden_file.parser(__doc__).parse_args()
     stored = FILE.read_text()
     made = HEADER
     for library, (module, _) in LIBRARIES.items():
@@ -229,10 +227,7 @@ def main():
         else:
             kept = list(lines(library))
         made += "\n".join(kept) + "\n" if kept else ""
-    if args.update:
-        FILE.write_text(made)
-    elif made != stored:
-        sys.exit(f"{FILE} differs from what the libraries give; look why, then --update")
+    golden_file.settle(FILE, made, args.update)
 
 
 if __name__ == "__main__":

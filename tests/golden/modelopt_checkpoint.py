@@ -7,13 +7,12 @@ the file; on a CPU, for on a GPU torch divides by a scale in bf16):
   VENV/bin/python tests/golden/modelopt_checkpoint.py --update   # writes
 """
 
-import argparse
 import copy
 import json
 import pathlib
-import sys
 import tempfile
 
+import golden_file
 from four_bit_checkpoint import LLAMA, SMALL, as_torch, entry, numbers
 
 FILE = pathlib.Path(__file__).resolve().parents[1] / "data/modelopt_checkpoints.json"
@@ -81,16 +80,11 @@ def exported(config: dict, algorithm: str) -> dict:
 
 
 def main():
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--update", action="store_true")
-    args = parser.parse_args()
+    args = golden_file.parser(__doc__).parse_args()
     made = {f"{algorithm} {model}": exported(MODELS[model], algorithm)
             for algorithm, (_, _, models) in ALGORITHMS.items() for model in models}
     text = json.dumps(made, indent=1) + "\n"
-    if args.update:
-        FILE.write_text(text)
-    elif text != FILE.read_text():
-        sys.exit(f"{FILE} differs from what the library gives; look why, then --update")
+    golden_file.settle(FILE, text, args.update, "modelopt")
 
 
 if __name__ == "__main__":

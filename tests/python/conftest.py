@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 import functools
+import importlib
 import json
 import os
 import pathlib
 import signal
+import sys
 import threading
 import time
 from concurrent.futures import ThreadPoolExecutor
@@ -95,6 +97,14 @@ class Trainer:
     def close(self):
         with ThreadPoolExecutor(len(self.publishers)) as pool:
             list(pool.map(Publisher.close, self.publishers))
+
+
+def golden_script(name: str):
+    """A script of tests/golden: what of it needs no library."""
+    folder = str(ROOT / "tests/golden")
+    if folder not in sys.path:
+        sys.path.append(folder)
+    return importlib.import_module(name)
 
 
 class EngineRanks:

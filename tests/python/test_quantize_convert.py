@@ -1,7 +1,6 @@
 """wwctl convert --quantize and quantize check: what is written is what NumPy makes of the definition, in every format."""
 
 import hashlib
-import importlib.util
 import json
 import subprocess
 import sys
@@ -11,7 +10,7 @@ import pytest
 
 import four_bit_oracle
 from checkpoint_folders import read_folder, write_shards
-from conftest import BINARIES, DATA, ROOT
+from conftest import BINARIES, DATA, golden_script
 from quantize_oracle import VALUES, encode, floats
 from weightwire import TensorMeta, checkpoint
 from weightwire.checkpoint import quantizing
@@ -213,9 +212,7 @@ LIBRARIES = json.loads((DATA / "four_bit_checkpoints.json").read_text())
 @pytest.mark.parametrize("format, dtype", [(format, dtype) for format, kinds in LIBRARIES.items() for dtype in kinds])
 def test_four_bits_are_what_the_libraries_store(tmp_path, format, dtype):
     """Names, dtypes, shapes and bytes as compressed-tensors has them, and torchao and transformers of gpt-oss."""
-    spec = importlib.util.spec_from_file_location("four_bit_checkpoint", ROOT / "tests/golden/four_bit_checkpoint.py")
-    golden = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(golden)
+    golden = golden_script("four_bit_checkpoint")
     config = golden.GPT_OSS if format == "mxfp4-gpt-oss" else {**golden.LLAMA, **golden.FORMATS[format][0]}
     tensors = {name: (TensorMeta(name, dtype, bits.shape), bits) for name, bits in golden.model(config, dtype).items()}
     write_shards(tmp_path / "a", config, tensors, 2)

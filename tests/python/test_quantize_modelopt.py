@@ -2,14 +2,13 @@
 weights (tests/data/modelopt_checkpoints.json), with the scales of activations and of the KV cache that it calibrated."""
 
 import hashlib
-import importlib.util
 import json
 
 import numpy as np
 import pytest
 
 from checkpoint_folders import read_folder, write_shards
-from conftest import BINARIES, DATA, ROOT, EngineRanks, Trainer
+from conftest import BINARIES, DATA, EngineRanks, Trainer, golden_script
 from four_bit_oracle import E2M1, in_kind
 from quantize_oracle import VALUES, encode, floats
 from test_fixtures import megatron_case
@@ -33,9 +32,7 @@ def planner(monkeypatch):
 
 def weights_of(said: dict) -> dict:
     """The numbers of tests/golden/modelopt_checkpoint.py."""
-    spec = importlib.util.spec_from_file_location("four_bit_checkpoint", ROOT / "tests/golden/four_bit_checkpoint.py")
-    golden = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(golden)
+    golden = golden_script("four_bit_checkpoint")
     made = {}
     for seed, (name, shape) in enumerate(sorted(said["source"].items())):
         meta = TensorMeta(name, "BF16", tuple(shape))

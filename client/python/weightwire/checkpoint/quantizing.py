@@ -76,7 +76,6 @@ def quantize(source: PathLike, target: PathLike, to: str, format: str, *, config
     check_free(final)
     kind, spec = target_layout(to)
     found = find(source, spec=None, config=config, leave_out=leave_out, wwctl=wwctl, verify=verify)
-    donor: Optional[_Donor] = None
     try:
         if kind != "hf" or spec != "hf" or found.opened.format != "hf":
             raise CheckpointError(f"{found.opened.format} to {to}: only a Hugging Face checkpoint is quantized, to another one",
@@ -84,12 +83,12 @@ def quantize(source: PathLike, target: PathLike, to: str, format: str, *, config
         library = library_of(wwctl)
         said = _format(format) if calibrated else _WEIGHTS_ALONE.get(format, _format(format))
         answer = json.loads(library.quantized(found.described().read_text(), said))
-        donor = _Donor(calibrated, answer["calibrated"])
+        scales = _scales_of(calibrated, answer["calibrated"])
         planner = planner_of(answer["config"], wwctl)
         weights = {w["codes"]: _weight(found.opened, w) for w in answer["weights"]}
-        metas = _metas(planner.layout("hf")[0], found.opened, weights, donor)
+        metas = _metas(planner.layout("hf")[0], found.opened, weights, {name: kind for name, (kind, _) in scales.items()})
         wanted = Wanted("hf", to, "hf", [metas], shard_bytes, found.described(), config_text=answer["config"])
-        key = {"quantize": format, "calibrated": donor.identity(), "config": answer["config"], "shard_bytes": shard_bytes, "source": identity_of(found)}
+        key = {"quantize": format, "calibrated": [[name, bits.tobytes().hex()] for name, (_, bits) in scales.items()], "config": answer["config"], "shard_bytes": shard_bytes, "source": identity_of(found)}
         total = sum(meta.nbytes for meta in metas)
         beside = {name for weight in weights.values() for name in weight.beside}
         steps = [meta.name for meta in metas if meta.name not in beside]
@@ -99,8 +98,8 @@ def quantize(source: PathLike, target: PathLike, to: str, format: str, *, config
             amaxes: Dict[str, Tuple[float, float]] = {}
 
             def made_of(name: str) -> Iterator[Tuple[Stored, int, Bits]]:
-                if name in donor.tensors:
-                    return iter([(tensors[name], 0, donor.values(name))])
+                if name in scales:
+                    return iter([(tensors[name], 0, scales[name][1])])
                 return _made(library, found.opened, name, weights, tensors, memory, amaxes)
 
             def size_of(name: str) -> int:
@@ -124,16 +123,13 @@ def quantize(source: PathLike, target: PathLike, to: str, format: str, *, config
         return Report("hf", "hf", format, total, resumed, found.opened.left_out, found.opened.notes)
     finally:
         found.opened.files.close()
-        if donor is not None:
-            donor.close()
 
 
-class _Donor:
-    """The checkpoint that scales which are calibrated come from."""
-
-    def __init__(self, folder: Optional[PathLike], wanted: Sequence[str]):
-        self._opened = open_checkpoint(folder) if folder else None
-        there = self._opened.ranks[0] if self._opened else {}
+def _scales_of(folder: Optional[PathLike], wanted: Sequence[str]) -> Dict[str, Tuple[str, Bits]]:
+    """Of the checkpoint at `folder` the scales that are calibrated: the dtype and the one element of each."""
+    opened = open_checkpoint(folder) if folder else None
+    try:
+        there = opened.ranks[0] if opened else {}
         missing = [name for name in wanted if name not in there]
         if missing:
             raise CheckpointError(f"{len(missing)} of {len(wanted)} scales of activations or of the KV cache are not there: they are "
@@ -143,21 +139,17 @@ class _Donor:
         if more:
             raise CheckpointError(f"{folder} has {len(more)} scales that the format has not", reason="tensor_unexpected", tensor=more[0],
                                   remedy=f"--quantize {folder}/config.json takes the format as that release has it")
-        self.tensors = {name: there[name] for name in wanted}
+        return {name: (there[name].dtype, _only_element(opened, there[name])) for name in wanted} if opened else {}
+    finally:
+        if opened is not None:
+            opened.files.close()
 
-    def identity(self) -> List[Any]:
-        return [[name, self.values(name).tobytes().hex()] for name in self.tensors]
 
-    def values(self, name: str) -> Bits:
-        assert self._opened is not None
-        stored = self.tensors[name]
-        if stored.count != 1 or stored.dtype not in _FLOATS:
-            raise CheckpointError(f"{stored.dtype} {list(stored.shape)} is no scale", reason="shape_mismatch", tensor=name)
-        return self._opened.files.flat(stored, 0, 1)
-
-    def close(self) -> None:
-        if self._opened is not None:
-            self._opened.files.close()
+def _only_element(opened: Opened, stored: Stored) -> Bits:
+    if stored.count != 1 or stored.dtype not in _FLOATS:
+        raise CheckpointError(f"{stored.dtype} {list(stored.shape)} is no scale", reason="shape_mismatch", tensor=stored.name)
+    element: Bits = opened.files.flat(stored, 0, 1).copy()
+    return element
 
 
 def _format(format: str) -> str:
@@ -190,11 +182,11 @@ def _stored(opened: Opened, name: str) -> Stored:
     return opened.ranks[0][name]
 
 
-def _metas(described: Sequence[TensorMeta], opened: Opened, weights: Mapping[str, _Weight], donor: _Donor) -> List[TensorMeta]:
+def _metas(described: Sequence[TensorMeta], opened: Opened, weights: Mapping[str, _Weight], scales: Mapping[str, str]) -> List[TensorMeta]:
     """With the source's dtypes where they are kept."""
     own = {weight.scales: weight.source.dtype for weight in weights.values() if weight.rule in (_OWN_KIND, _INT4)}
-    own |= {name: stored.dtype for name, stored in donor.tensors.items()}
-    new = set(weights) | {name for weight in weights.values() for name in weight.beside} | donor.tensors.keys()
+    own.update(scales)
+    new = set(weights) | {name for weight in weights.values() for name in weight.beside} | scales.keys()
     return [TensorMeta(meta.name, own.get(meta.name, meta.dtype) if meta.name in new else _stored(opened, meta.name).dtype, meta.shape)
             for meta in described]
 
