@@ -19,7 +19,7 @@
 #include "client/cli/doctor.h"
 #include "server/daemon/directories.h"
 #include "server/daemon/listen_address.h"
-#include "server/memory/uid_wall.h"
+#include "server/memory/uid_refusal.h"
 
 namespace weightwire::cli {
 namespace {
@@ -114,7 +114,7 @@ void CheckDirectory(const NamedConfig& named, const char* check, const std::stri
                     bool shared, Findings& out) {
   const std::string obstacle = ObstacleOf(path, shared ? 022 : 077);
   if (obstacle.empty()) return;
-  const std::string common = daemon::AdviceOfCommon(path);
+  const std::string common = daemon::AdviceForSharedDirectory(path);
   out.push_back({check, named.path, "cannot be used: " + obstacle,
                  !common.empty()
                      ? common
@@ -176,8 +176,8 @@ std::string AgentSocketHere() {
 
 Findings CheckAgentSocket(const std::string& path) {
   if (path.empty()) return {};
-  if (const std::string wall = memory::UidWall(path); !wall.empty()) {
-    return {{"uid", path, wall + " and cannot attach", memory::UidWallRemedy(geteuid())}};
+  if (const std::string refusal = memory::UidRefusal(path); !refusal.empty()) {
+    return {{"uid", path, refusal + " and cannot attach", memory::UidRefusalRemedy(geteuid())}};
   }
   const int fd = socket(AF_UNIX, SOCK_STREAM | SOCK_CLOEXEC | SOCK_NONBLOCK, 0);
   if (fd < 0) return {};

@@ -7,7 +7,7 @@
 #include <random>
 
 #include "client/cpp/fd_socket.h"
-#include "server/memory/uid_wall.h"
+#include "server/memory/uid_refusal.h"
 #include "server/wire/layout.h"
 #include "server/wire/limits.h"
 #include "server/wire/status.h"
@@ -78,10 +78,10 @@ Status Attachment::Handshake(v1::GroupRole role) {
   if (attached_) return OkStatus();
   if (ended_) {
     if (end_.code() != Code::kUnavailable) return end_;
-    const std::string wall = memory::UidWall(socket_);
-    if (wall.empty()) return end_;
-    return Status(Code::kPermissionDenied, Reason::kPermissionDenied, wall)
-        .Remedy(memory::UidWallRemedy(geteuid()));
+    const std::string refusal = memory::UidRefusal(socket_);
+    if (refusal.empty()) return end_;
+    return Status(Code::kPermissionDenied, Reason::kPermissionDenied, refusal)
+        .Remedy(memory::UidRefusalRemedy(geteuid()));
   }
   if (!answered) stream_context_.TryCancel();
   return Status(Code::kDeadlineExceeded, Reason::kDeadlineExceeded,

@@ -10,7 +10,7 @@ namespace weightwire::coordinator {
 namespace {
 
 /// What makes weights quantized on the way, and what an agent without it cannot.
-constexpr std::pair<uint64_t, const char*> kMaking[] = {
+constexpr std::pair<uint64_t, const char*> kFeaturesToMake[] = {
     {control::kFeatureQuantize, "quantize on the way"},
     {control::kFeatureScaleRules, "make scales by the engine's rule"},
     {control::kFeatureFourBits, "make weights of four bits"},
@@ -207,7 +207,7 @@ Status EpochPlanner::CheckQuantizes(const epoch::Spec& spec, const epoch::Engine
   };
   const auto check = [&](const std::string& group, const std::vector<epoch::Member>& ranks) {
     for (size_t rank = 0; rank < ranks.size(); ++rank) {
-      for (const auto& [feature, what] : kMaking) {
+      for (const auto& [feature, what] : kFeaturesToMake) {
         if ((pair.features & feature) != 0 && lacks(ranks[rank], feature)) {
           return refused(group, rank, std::string("its agent cannot ") + what);
         }

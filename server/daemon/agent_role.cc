@@ -221,7 +221,8 @@ Status AgentRole::Serve(const Config& config, const Host& host) {
     WW_RETURN_IF_ERROR(MakeSocketDirectory(folder, access.group));
     if (const std::string closed = ClosedAbove(folder, access.group); !closed.empty()) {
       spdlog::warn(
-          "allow_uids: {} lets {} not pass: they do not reach agent_socket, {}; choose a path that "
+          "allow_uids: {} does not let {} pass: they do not reach agent_socket, {}; choose a path "
+          "that "
           "they can enter",
           closed, access.group ? "members of socket_group" : "other users", config.agent_socket);
     }

@@ -26,7 +26,7 @@ Status Unfit(const std::string& path, const std::string& what) {
 }
 
 std::string Advice(const std::string& path, const std::string& command) {
-  const std::string common = AdviceOfCommon(path);
+  const std::string common = AdviceForSharedDirectory(path);
   return common.empty() ? command + ' ' + path + ", or choose another directory" : common;
 }
 
@@ -69,9 +69,9 @@ Status MakeDirectory(const std::string& path, mode_t pass, std::optional<uint32_
     return Unfit(path, "can be changed by others").Remedy(Advice(path, command));
   }
   if (Passes(info, group)) return OkStatus();
-  return Unfit(path, group ? "lets members of group " + std::to_string(*group) +
-                                 " (socket_group) not pass"
-                           : std::string("lets the users of allow_uids not pass"))
+  return Unfit(path, group ? "does not let members of group " + std::to_string(*group) +
+                                 " (socket_group) pass"
+                           : std::string("does not let the users of allow_uids pass"))
       .Remedy(command + ' ' + path + ", or choose another directory");
 }
 
@@ -83,7 +83,7 @@ Status MakeSocketDirectory(const std::string& path, std::optional<uint32_t> grou
   return MakeDirectory(path, group ? kGroupPass : kPass, group);
 }
 
-std::string AdviceOfCommon(const std::string& path) {
+std::string AdviceForSharedDirectory(const std::string& path) {
   struct stat info {};
   const bool shared = stat(path.c_str(), &info) == 0 && (info.st_mode & S_ISVTX) != 0;
   if (!shared && path != "/") return "";

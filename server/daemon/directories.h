@@ -16,7 +16,7 @@ Status MakePrivateDirectory(const std::string& path);
 Status MakeSocketDirectory(const std::string& path, std::optional<uint32_t> group);
 /// What to advise of a directory like /tmp: many programs use it, and its mode is not to be changed
 /// for one of them. Empty: it is none.
-std::string AdviceOfCommon(const std::string& path);
+std::string AdviceForSharedDirectory(const std::string& path);
 /// Which directory above `path` keeps others (members of `group` where one is given) from it;
 /// empty: none.
 std::string ClosedAbove(const std::string& path, std::optional<uint32_t> group);

@@ -12,7 +12,7 @@
 #include <string_view>
 
 #include "server/memory/region.h"
-#include "server/memory/uid_wall.h"
+#include "server/memory/uid_refusal.h"
 
 namespace weightwire::rpc {
 namespace {
@@ -102,7 +102,7 @@ control::Troubles LocalProcesses::Refusals() const {
   return {{{},
            "refused a process of uid " + std::to_string(refused_->uid) + " at " + refused_->wall +
                ", for its own uid is " + std::to_string(geteuid()),
-           memory::UidWallRemedy(refused_->uid)}};
+           memory::UidRefusalRemedy(refused_->uid)}};
 }
 
 }  // namespace weightwire::rpc

@@ -173,9 +173,9 @@ def test_an_agent_that_is_no_root_lets_root_in_when_it_is_named(folder):
 
 
 @pytest.mark.parametrize("mode, settings, words", [
-    (0o700, {"allow_uids": ALLOWED}, "lets the users of allow_uids not pass; chmod 711 {}, or choose another directory"),
+    (0o700, {"allow_uids": ALLOWED}, "does not let the users of allow_uids pass; chmod 711 {}, or choose another directory"),
     (0o711, {"allow_uids": ALLOWED, "socket_group": GROUP}, None),
-    (0o710, {"allow_uids": ALLOWED, "socket_group": GROUP}, f"lets members of group {GROUP} (socket_group) not pass; chgrp {GROUP} {{}}"),
+    (0o710, {"allow_uids": ALLOWED, "socket_group": GROUP}, f"does not let members of group {GROUP} (socket_group) pass; chgrp {GROUP} {{}}"),
     (0o777, {"allow_uids": ALLOWED}, "can be changed by others; chmod 711 {}"),
     (0o1777, {"allow_uids": ALLOWED}, "choose a directory of its own, for example {}/weightwire"),
     (0o1777, {}, "can be entered by others; choose a directory of its own, for example {}/weightwire"),
@@ -206,7 +206,7 @@ def test_a_path_that_others_cannot_enter_is_named_in_the_log(folder):
     text = said(as_user("engine", daemon, ALLOWED))
     assert f"{folder}/home belongs to uid 0" in text, text
     assert daemon.stop() == 0
-    assert any(line.startswith(f"allow_uids: {folder}/home lets other users not pass") for line in log_of(folder))
+    assert any(line.startswith(f"allow_uids: {folder}/home does not let other users pass") for line in log_of(folder))
 
 
 def test_who_is_named_comes_from_flags_environment_and_file_in_this_order(folder):

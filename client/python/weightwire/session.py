@@ -68,7 +68,7 @@ def _fd_call(path: str, op: int, token: int, fd: int | None, timeout: float) -> 
             os.close(unclaimed)
 
 
-def uid_wall(path: str, rank: str) -> errors.RefusedError | None:
+def uid_refusal(path: str, rank: str) -> errors.RefusedError | None:
     """Why a process of this user cannot use the agent's socket at `path`, when users are the reason."""
     uid = os.geteuid()
 
@@ -86,7 +86,7 @@ def uid_wall(path: str, rank: str) -> errors.RefusedError | None:
             for at in (*reversed(full.parents), full):
                 info = at.stat()
                 if not os.access(at, os.X_OK if stat.S_ISDIR(info.st_mode) else os.W_OK, effective_ids=True):
-                    return refused(f"{at} belongs to uid {info.st_uid}, which lets nobody else to the agent")
+                    return refused(f"{at} belongs to uid {info.st_uid}, which lets nobody else reach the agent")
             return None
         agent = struct.unpack("iII", s.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12))[1]
         # An agent that takes the connection speaks first (HTTP/2); one that refuses it closes at once.
@@ -176,7 +176,7 @@ class Session:
         except grpc.RpcError as rpc_error:
             error = errors.from_rpc_error(rpc_error)
             if isinstance(error, errors.UnavailableError) and not self._attached.is_set():
-                error = uid_wall(self._socket, self.rank_name) or error
+                error = uid_refusal(self._socket, self.rank_name) or error
         except Exception as failure:  # no memory for an event, for one: the session ends as one that was lost
             log.exception("weightwire: %s: the session ends", self.rank_name)
             error = errors.UnavailableError(f"{type(failure).__name__}: {failure}", code="UNAVAILABLE", reason="io_error",

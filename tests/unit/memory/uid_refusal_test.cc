@@ -1,4 +1,4 @@
-#include "server/memory/uid_wall.h"
+#include "server/memory/uid_refusal.h"
 
 #include <gtest/gtest.h>
 #include <sys/socket.h>
@@ -23,7 +23,7 @@ std::string AsOther(const std::string& path) {
   const pid_t child = fork();
   if (child == 0) {
     if (setgid(kOther) != 0 || setuid(kOther) != 0) _exit(2);
-    const std::string text = UidWall(path);
+    const std::string text = UidRefusal(path);
     _exit(write(answer[1], text.data(), text.size()) == static_cast<ssize_t>(text.size()) ? 0 : 3);
   }
   close(answer[1]);
@@ -37,9 +37,9 @@ std::string AsOther(const std::string& path) {
   return text;
 }
 
-class UidWallTest : public ::testing::Test {
+class UidRefusalTest : public ::testing::Test {
  protected:
-  UidWallTest() {
+  UidRefusalTest() {
     char name[] = "/tmp/uid-wall-XXXXXX";
     folder_ = mkdtemp(name);
     chmod(folder_.c_str(), 0711);
@@ -52,7 +52,7 @@ class UidWallTest : public ::testing::Test {
     EXPECT_EQ(listen(listener_.get(), 4), 0);
     chmod(path_.c_str(), 0666);
   }
-  ~UidWallTest() override { std::filesystem::remove_all(folder_); }
+  ~UidRefusalTest() override { std::filesystem::remove_all(folder_); }
 
   /// The process that takes one connection, says `word` and closes it.
   pid_t Answer(const std::string& word) {
@@ -69,18 +69,18 @@ class UidWallTest : public ::testing::Test {
   UniqueFd listener_;
 };
 
-TEST_F(UidWallTest, NamesWhatKeepsAUserOut) {
-  EXPECT_EQ(UidWall(path_), "") << "the own user's agent";
+TEST_F(UidRefusalTest, NamesWhatKeepsAUserOut) {
+  EXPECT_EQ(UidRefusal(path_), "") << "the own user's agent";
   if (geteuid() != 0) GTEST_SKIP() << "needs root to become another user";
   const std::string own = "; this process has uid " + std::to_string(kOther);
-  const std::string closed = " belongs to uid 0, which lets nobody else to the agent" + own;
+  const std::string closed = " belongs to uid 0, which lets nobody else reach the agent" + own;
   chmod(path_.c_str(), 0600);
   EXPECT_EQ(AsOther(path_), path_ + closed);
   chmod(folder_.c_str(), 0700);
   EXPECT_EQ(AsOther(path_), folder_ + closed) << "what stops it first";
 }
 
-TEST_F(UidWallTest, TellsARefusalFromAnAgentThatSpeaks) {
+TEST_F(UidRefusalTest, TellsARefusalFromAnAgentThatSpeaks) {
   if (geteuid() != 0) GTEST_SKIP() << "needs root to become another user";
   pid_t agent = Answer("");
   EXPECT_EQ(AsOther(path_), "its agent has uid 0 and refuses other users; this process has uid " +
@@ -91,11 +91,11 @@ TEST_F(UidWallTest, TellsARefusalFromAnAgentThatSpeaks) {
   EXPECT_EQ(waitpid(agent, nullptr, 0), agent);
 }
 
-TEST_F(UidWallTest, IsNotTheReasonWhereNobodyListens) {
+TEST_F(UidRefusalTest, IsNotTheReasonWhereNobodyListens) {
   listener_ = {};
-  EXPECT_EQ(UidWall(path_), "");
-  EXPECT_EQ(UidWall(folder_ + "/none.sock"), "");
-  EXPECT_EQ(UidWall(std::string(200, 'x')), "");
+  EXPECT_EQ(UidRefusal(path_), "");
+  EXPECT_EQ(UidRefusal(folder_ + "/none.sock"), "");
+  EXPECT_EQ(UidRefusal(std::string(200, 'x')), "");
 }
 
 }  // namespace

@@ -1,4 +1,4 @@
-#include "server/memory/uid_wall.h"
+#include "server/memory/uid_refusal.h"
 
 #include <poll.h>
 #include <sys/socket.h>
@@ -29,14 +29,14 @@ std::string Closed(const std::string& path) {
     if (stat(at.c_str(), &info) != 0) return "";
     if (eaccess(at.c_str(), S_ISDIR(info.st_mode) ? X_OK : W_OK) == 0) continue;
     return at.string() + " belongs to uid " + std::to_string(info.st_uid) +
-           ", which lets nobody else to the agent" + Own();
+           ", which lets nobody else reach the agent" + Own();
   }
   return "";
 }
 
 }  // namespace
 
-std::string UidWall(const std::string& path) {
+std::string UidRefusal(const std::string& path) {
   sockaddr_un to{};
   to.sun_family = AF_UNIX;
   if (path.size() >= sizeof to.sun_path) return "";
@@ -58,7 +58,7 @@ std::string UidWall(const std::string& path) {
   return "its agent has uid " + std::to_string(agent.uid) + " and refuses other users" + Own();
 }
 
-std::string UidWallRemedy(uint32_t uid) {
+std::string UidRefusalRemedy(uint32_t uid) {
   return "run engine or trainer and their agent as the same user (runAsUser), or name uid " +
          std::to_string(uid) + " in the agent's allow_uids";
 }
