@@ -25,6 +25,15 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 
 
+# Files that take half a minute or longer, and so go first where several run side by side.
+_LONGEST = ("test_soak", "test_shutdown", "test_load", "test_vllm_driver", "test_exclude", "test_kills", "test_partition", "test_etcd",
+            "test_doctor", "test_reported_faults", "test_delta", "test_checkpoint_sharded_chain", "test_vllm_link", "test_deploy_observability")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    items.sort(key=lambda item: _LONGEST.index(item.path.stem) if item.path.stem in _LONGEST else len(_LONGEST))
+
+
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 DATA = ROOT / "tests/data"
 BINARIES = pathlib.Path(os.environ.get("WEIGHTWIRE_BIN_DIR", ROOT / "build/release/bin"))

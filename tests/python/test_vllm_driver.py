@@ -11,10 +11,12 @@ import time
 
 import pytest
 
+from breaking_line import BreakingLine
 from conftest import until
 from weightwire import NotReadyError, RefusedError
 from weightwire.vllm import Deadlines, EngineDriver, InstallError, Serving, Span, adopt as adopt_module, driver as driver_module, spans
 from weightwire.labels import label
+from weightwire.vllm.channel import address_of
 from weightwire.vllm.link import Link
 from weightwire.vllm.replace import StepError
 
@@ -25,11 +27,11 @@ QUICK = Deadlines(**{name: 5.0 for name in ("init", "prepare", "pause", "start",
 class Rank:
     """What a worker tells: its weights are those of `holds`; `fails` makes the next calls of a step fail."""
 
-    def __init__(self, number, size, path, engine, **more):
+    def __init__(self, number, size, settings, engine, **more):
         self.number, self.engine = number, engine
         self.calls, self.holds, self.broken, self.failure, self.open = 0, None, None, None, False
         self.changed = threading.Condition()
-        self.link = Link(path, self.answer, 5)
+        self.link = Link(settings["link"], settings["link_key"], self.answer, 5)
         self.link.send({"rank": number, "hello": {"world_size": size, "mode": "fused", "notes": [], "rows": 1, "bytes": 1,
                                                   "interrupted": False, **more}})
 
@@ -94,6 +96,7 @@ class Engine:
         self.sessions, self.active, self.installed = sessions, False, None
         self.size, self.log, self.faults, self.paused, self.version = size, [], {}, False, None
         self.ranks, self.emptied = [], []
+        self.reached = lambda settings: settings  # the way to the driver
 
     def fault(self, step, rank):
         left = self.faults.get((step, rank), 0)
@@ -105,7 +108,8 @@ class Engine:
 
     def init(self, settings, timeout):
         more = {} if self.sessions else {"sessions": False}
-        self.ranks = [Rank(number, self.size, settings["link"], self, **more) for number in range(self.size)]
+        settings = self.reached(settings)
+        self.ranks = [Rank(number, self.size, settings, self, **more) for number in range(self.size)]
 
     def pause(self, mode, timeout):
         self.log.append(f"pause {mode}")
@@ -196,9 +200,27 @@ def engine(monkeypatch):
         rank.link.close()
 
 
+@pytest.fixture(params=["unix", "tcp", "breaking"])
+def line(request, engine):
+    """How workers reach their driver: what it listens on. What holds, holds on a network whose connections break all the time."""
+    if request.param == "unix":
+        yield None
+        return
+    opened = []
+
+    def reached(settings):
+        opened.append(BreakingLine(address_of(settings["link"]), seed=len(opened)))
+        return {**settings, "link": "127.0.0.1:%d" % opened[-1].address[1]}
+    if request.param == "breaking":
+        engine.reached = reached
+    yield "127.0.0.1"
+    for relay in opened:
+        relay.close()
+
+
 @pytest.fixture
-def driver(engine):
-    with EngineDriver(None, name="engine", deadlines=QUICK) as made:
+def driver(engine, line):
+    with EngineDriver(None, name="engine", deadlines=QUICK, listen=line) as made:
         made.init()
         yield made
 
@@ -656,7 +678,7 @@ def test_workers_of_an_unsupported_vllm_end_the_following(engine):
 
     def init(settings, timeout):
         asked.append(settings)
-        engine.ranks = [Rank(number, 2, settings["link"], engine, error="RefusedError: cannot be recorded", unsupported=True)
+        engine.ranks = [Rank(number, 2, settings, engine, error="RefusedError: cannot be recorded", unsupported=True)
                         for number in range(2)]
     engine.init = init
     with EngineDriver(None, name="engine", deadlines=QUICK).start() as driver:

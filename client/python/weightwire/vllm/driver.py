@@ -28,6 +28,7 @@ log = logging.getLogger("weightwire.vllm")
 Canary = Callable[[Callable[[Sequence[int], int], list[int]], int], None]
 PAUSE_MODES = ("abort", "wait", "keep")
 _PAUSE_SECONDS = 0.5  # after a failure; doubled for each one in a row
+_HELLO_SECONDS = 30.0  # for ranks that vLLM says are initialised
 _LOOK_SECONDS = 0.2  # how soon it is seen that an engine woke up
 _PAUSE_SECONDS_MAX, _INIT_PAUSE_SECONDS_MAX = 5.0, 30.0
 
@@ -80,6 +81,8 @@ class EngineDriver:
                 and as "lockstep" as soon as the engine is more than `max_behind` versions behind; `coordinator`, its address,
                 says so). What a late change costs the others: docs/vllm.md
     checkpoint: folder with config.json and safetensors headers; default: what the engine was started from
+    listen:     of an engine on several hosts: this host's address (HOST or HOST:PORT), which workers on the others dial; None: a Unix
+                socket. Every host has an agent, and `agent` is its socket there
     draft:      the engine has a draft or MTP model; it is updated in the same pause
     canary:     called as canary(generate, version) with generate(token ids, max_tokens) -> greedy token ids; raises
                 to refuse the version
@@ -89,7 +92,7 @@ class EngineDriver:
 
     def __init__(self, engine: Any, *, name: str, agent: str | None = None, job: str = "", mode: str = "fused",
                  install: str = "host-shadow", pause: str = "abort", adopt: str = "lockstep", adopt_within: float = 10.0,
-                 max_behind: int = 1, coordinator: str | None = None, checkpoint: str | None = None,
+                 max_behind: int = 1, coordinator: str | None = None, checkpoint: str | None = None, listen: str | None = None,
                  draft: bool = False, canary: Canary | None = None, attempts: int = 2,
                  deadlines: Deadlines = Deadlines()):
         if pause not in PAUSE_MODES:
@@ -99,7 +102,7 @@ class EngineDriver:
         adoption.check(pause, coordinator)
         self._port = port_of(engine)
         self._pause, self._canary, self._draft, self.deadlines = pause, canary, draft, deadlines
-        self._workers = Workers()
+        self._workers = Workers(listen)
         self._replacer = Replacer(self._port, self._workers, deadlines, pause=pause, draft=draft, attempts=attempts)
         self._lag = Lag(coordinator, name) if coordinator and adopt == "rolling" else None
         self._drain = None if adopt == "lockstep" else Drain(self._port, adoption, deadlines, self._lag)
@@ -108,8 +111,8 @@ class EngineDriver:
         self._turn = threading.RLock()  # one install at a time
         self._slept = False  # and was not brought up to date since
         self._looked = time.monotonic()
-        self._settings = dict(engine=name, link=self._workers.path, agent=agent, job=job, mode=mode, install=install,
-                              checkpoint=checkpoint, draft=draft)
+        self._settings = dict(engine=name, link=self._workers.address, link_key=self._workers.key, agent=agent, job=job,
+                              mode=mode, install=install, checkpoint=checkpoint, draft=draft)
         self._changed = threading.Condition()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None
@@ -128,7 +131,7 @@ class EngineDriver:
         if self._draft:  # only inside a draft session do workers see their draft model
             self._port.start(True, self.deadlines.init)
             self._port.finish(self.deadlines.init)
-        ranks = self._workers.wait_hello(self.deadlines.init)
+        ranks = self._workers.wait_hello(min(self.deadlines.init, _HELLO_SECONDS))
         refused = [f"rank {rank}: {hello['error']}" for rank, hello in enumerate(ranks) if "error" in hello]
         if refused:
             unsupported = any(hello.get("unsupported") for hello in ranks)

@@ -39,6 +39,7 @@ class Settings(WeightTransferInitInfo):
 
     engine: str
     link: str
+    link_key: str
     agent: str | None = None
     job: str = ""
     mode: str = "fused"
@@ -100,7 +101,7 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
         self._lock = threading.Condition()
         self._calls = 0  # of vLLM that are done, well or not
         self._failure: str | None = None  # of the update under way, or of the last one
-        self._settings = Settings(engine="", link="")
+        self._settings = Settings(engine="", link="", link_key="")
         self._subscriber: Subscriber | None = None
         self._link: Link | None = None
         self._targets: dict[bool, stage.Target] = {}  # by "is it the draft"
@@ -124,7 +125,14 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
         self.shutdown()
         self._settings = init_info
         self._closed = threading.Event()
-        self._link = Link(init_info.link, self._answer, init_info.timeout)
+        try:
+            self._link = Link(init_info.link, init_info.link_key, self._answer, init_info.timeout)
+        except errors.WeightwireError:
+            if self._world_size == 1:
+                raise  # there is no rank whose answer vLLM could lose
+            # The driver says which ranks it does not hear.
+            stage.log.exception("weightwire: rank %d is not updated", self._rank)
+            return
         self._register(self._add_main)
 
     def _register(self, do: Callable[[], None]) -> None:

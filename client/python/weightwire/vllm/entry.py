@@ -3,10 +3,11 @@ needs starts and serves, and the driver's `init` is told what is missing."""
 
 from __future__ import annotations
 
-import json
 import logging
-import socket
 from typing import Any, Mapping
+
+from weightwire import errors
+from weightwire.vllm.link import Link
 
 log = logging.getLogger("weightwire.vllm")
 
@@ -47,13 +48,10 @@ class Unsupported:
 
     def init_transfer_engine(self, given: Mapping[str, Any]) -> None:
         """As a rank's first word to its driver (weightwire.vllm.link); rank 0's refusal is that of all."""
-        hello = {"rank": 0, "hello": {"world_size": 1, "interrupted": False, "unsupported": True, "error": self.why}}
         try:
-            with socket.socket(socket.AF_UNIX, socket.SOCK_STREAM) as line:
-                line.settimeout(5)
-                line.connect(given["link"])
-                line.sendall(json.dumps(hello).encode() + b"\n")
-        except (OSError, KeyError) as error:
+            self._link = Link(given["link"], given["link_key"], lambda do, message: {}, timeout=5)
+            self._link.send({"rank": 0, "hello": {"world_size": 1, "interrupted": False, "unsupported": True, "error": self.why}})
+        except (errors.WeightwireError, KeyError) as error:
             log.warning("weightwire: the driver was not told: %s", error)
 
     def _refuse(self, *_: Any, **__: Any) -> None:

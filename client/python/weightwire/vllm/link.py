@@ -1,12 +1,16 @@
-"""The line between an engine's driver and its workers: a Unix socket, one JSON object a line, never weights.
+"""The line between an engine's driver and its workers (weightwire.vllm.channel): JSON messages, never weights. A Unix socket, or TCP for an
+engine of several hosts.
 
 Workers tell their offers, their wishes for room and what they serve; the driver asks (`do`) and every worker answers under the same id.
 """
 
 from __future__ import annotations
 
-import json
+import collections
+import ipaddress
+import logging
 import os
+import secrets
 import socket
 import tempfile
 import threading
@@ -14,64 +18,93 @@ import time
 from typing import Any, Callable
 
 from weightwire import errors
+from weightwire.vllm.channel import Channel, ChannelError, Message, Wire, address_of, connect, hang_up, new_key
 
-Message = dict[str, Any]
+log = logging.getLogger("weightwire.vllm")
+_DIAL_SECONDS_MIN, _DIAL_SECONDS_MAX = 0.1, 5.0  # between two tries to reach a driver that was reached before
+_STRANGERS_MAX = 64  # connections that have not shown the key
 
 
 class Link:
-    """A worker's end. `on_ask(do, message)` runs on the link's own thread and returns the answer."""
+    """A worker's end. `on_ask(do, message)` runs on the link's own thread and returns the answer. Over TCP a connection that breaks
+    is made again, and nothing is lost. UnavailableError: the driver is not reached within `timeout` seconds."""
 
-    def __init__(self, path: str, on_ask: Callable[[str, Message], Message], timeout: float):
-        self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._socket.settimeout(timeout)
+    def __init__(self, address: str, key: str, on_ask: Callable[[str, Message], Message], timeout: float):
+        self._address, self._key, self._on_ask, self._timeout = address, key, on_ask, timeout
+        self._session = secrets.token_hex(16)
+        self._channel, self._closed = Channel(), threading.Event()
         try:
-            self._socket.connect(path)
-        except OSError as error:
-            raise errors.UnavailableError(f"the driver's socket {path}: {error}", code="UNAVAILABLE",
-                                          remedy="driver and engine must share a file system") from error
-        self._socket.settimeout(None)
-        self._on_ask, self._lock = on_ask, threading.Lock()
-        threading.Thread(target=self._read, name="weightwire-link", daemon=True).start()
+            wire = self._dial()
+        except (OSError, ChannelError) as error:
+            remedy = "driver and engine must share a file system, or be given EngineDriver(listen=HOST)" if address.startswith("/") else \
+                "EngineDriver(listen=…) must name an address that every host of the engine reaches"
+            raise errors.UnavailableError(f"the driver's socket {address}: {error}", code="UNAVAILABLE", remedy=remedy) from error
+        threading.Thread(target=self._run, args=(wire,), name="weightwire-link", daemon=True).start()
+
+    def _dial(self) -> Wire:
+        connection = connect(self._address, self._timeout)
+        try:
+            wire, received = Wire.dial(connection, self._key, self._session, self._channel.received)
+            self._channel.attach(wire, received)
+        except (OSError, ChannelError):
+            hang_up(connection)
+            raise
+        return wire
 
     def send(self, message: Message) -> None:
         """Best effort: a driver that left learns everything again when it comes back."""
-        try:
-            with self._lock:
-                self._socket.sendall(json.dumps(message).encode() + b"\n")
-        except OSError:
-            pass
+        self._channel.send(message)
 
-    def _read(self) -> None:
+    def _run(self, wire: Wire | None) -> None:
+        while wire is not None:
+            try:
+                self._channel.run(wire, self._answer)
+            except OSError:
+                pass
+            except ChannelError as error:
+                log.error("weightwire: the driver at %s: %s", self._address, error)
+            wire = None if self._address.startswith("/") else self._dial_again()
+
+    def _dial_again(self) -> Wire | None:
+        pause = _DIAL_SECONDS_MIN
+        while not self._closed.wait(pause):
+            try:
+                return self._dial()
+            except (OSError, ChannelError) as error:
+                if pause == _DIAL_SECONDS_MIN:
+                    log.warning("weightwire: the driver at %s is not reached, and is tried again until it is: %s", self._address, error)
+            pause = min(2 * pause, _DIAL_SECONDS_MAX)
+        return None
+
+    def _answer(self, message: Message) -> None:
+        if "bye" in message:
+            self._closed.set()
+            return
         try:
-            for line in self._socket.makefile():
-                message = json.loads(line)
-                try:
-                    answer = {"ok": True, **self._on_ask(message["do"], message)}
-                except Exception as error:  # the driver decides what it means
-                    answer = {"ok": False, "error": f"{type(error).__name__}: {error}"}
-                self.send({"id": message["id"], **answer})
-        except OSError:
-            pass
+            answer = {"ok": True, **self._on_ask(message["do"], message)}
+        except Exception as error:  # the driver decides what it means
+            answer = {"ok": False, "error": f"{type(error).__name__}: {error}"}
+        self.send({"id": message["id"], **answer})
 
     def close(self) -> None:
-        try:
-            self._socket.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass
-        self._socket.close()
+        self._closed.set()
+        self.send({"bye": True})
+        self._channel.close()
 
 
 class Workers:
-    """The driver's end: all ranks of one engine. Thread-safe."""
+    """The driver's end: all ranks of one engine. Thread-safe. `listen`: HOST or HOST:PORT for ranks on other hosts, too; None: a Unix
+    socket. A rank whose connection ends is gone, but over TCP, where it may dial again: there deadlines decide."""
 
-    def __init__(self) -> None:
-        self._folder = tempfile.mkdtemp(prefix="weightwire-driver-")
-        self.path = f"{self._folder}/link.sock"
-        self._listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
-        self._listener.bind(self.path)
+    def __init__(self, listen: str | None = None) -> None:
+        self.key = new_key()
+        self._folder = ""
+        self._listener = self._bind(listen)
         self._listener.listen(64)
         self._changed = threading.Condition()
-        self._ranks: dict[int, socket.socket] = {}
+        self._strangers: collections.deque[socket.socket] = collections.deque()
+        self._channels: dict[str, Channel] = {}  # by session
+        self._ranks: dict[int, Channel] = {}
         self._hello: dict[int, Message] = {}
         self._offers: dict[int, Message] = {}
         self._rooms: dict[int, Message] = {}
@@ -82,43 +115,97 @@ class Workers:
         self._stopped = False
         threading.Thread(target=self._accept, name="weightwire-driver", daemon=True).start()
 
+    def _bind(self, listen: str | None) -> socket.socket:
+        """Sets `address`, which workers dial: HOST:PORT, or the path of a Unix socket."""
+        if listen is None:
+            self._folder = tempfile.mkdtemp(prefix="weightwire-driver-")
+            self.address = f"{self._folder}/link.sock"
+            listener = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
+            listener.bind(self.address)
+            return listener
+        host, port = address_of(listen)
+        if _is_any(host):
+            raise errors.RefusedError(f"listen={listen!r} names no host that workers could dial", code="INVALID_ARGUMENT",
+                                      remedy="this host's address or name, as the engine's other hosts know it")
+        try:
+            family, _, _, _, place = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)[0]
+            listener = socket.create_server(place[:2], family=family)
+        except OSError as error:
+            raise errors.RefusedError(f"listen={listen!r}: {error}", code="INVALID_ARGUMENT",
+                                      remedy="an address of this host, and a port that is free (or none)") from error
+        self.address = f"[{host}]:{listener.getsockname()[1]}" if ":" in host else f"{host}:{listener.getsockname()[1]}"
+        return listener
+
     def _accept(self) -> None:
         while True:
             try:
                 connection, _ = self._listener.accept()
             except OSError:
-                return
-            threading.Thread(target=self._read, args=(connection,), name="weightwire-driver-rank", daemon=True).start()
+                if self._listener.fileno() < 0 or self._stopped:
+                    return
+                time.sleep(0.05)  # no descriptor is free, say
+                continue
+            with self._changed:
+                self._strangers.append(connection)
+                oldest = self._strangers.popleft() if len(self._strangers) > _STRANGERS_MAX else None
+            if oldest is not None:
+                hang_up(oldest)
+            threading.Thread(target=self._serve, args=(connection,), name="weightwire-driver-rank", daemon=True).start()
 
-    def _read(self, connection: socket.socket) -> None:
-        rank = -1
+    def _serve(self, connection: socket.socket) -> None:
         try:
-            for line in connection.makefile():
-                message = json.loads(line)
-                with self._changed:
-                    if "hello" in message:
-                        rank = message["rank"]
-                        self._ranks[rank], self._hello[rank] = connection, message["hello"]
-                    elif "offer" in message:
-                        self._offers[rank] = message["offer"]
-                        self._rooms.pop(rank, None)
-                        self._fences.pop(rank, None)
-                    elif "room" in message:
-                        self._rooms[rank] = {**message["room"], "rank": rank}
-                    elif "lost" in message:
-                        self._lost[rank] = message
-                    elif "fenced" in message:
-                        self._fences[rank] = message["fenced"]
-                        self._offers.pop(rank, None)  # of an incarnation that is gone
-                        self._rooms.pop(rank, None)
-                    else:
-                        self._answers[rank, message["id"]] = message
-                    self._changed.notify_all()
+            wire, session, received = Wire.accept(connection, self.key)
+            with self._changed:
+                channel = self._channels.setdefault(session, Channel())
+            channel.attach(wire, received, welcome=True)
+        except (OSError, ChannelError) as error:
+            if not isinstance(error, ConnectionError):
+                log.warning("weightwire: a connection to the driver's %s is not a worker's: %s", self.address, error)
+            hang_up(connection)
+            return
+        finally:
+            with self._changed:
+                if connection in self._strangers:
+                    self._strangers.remove(connection)
+        try:
+            channel.run(wire, lambda message: self._hear(channel, message))
         except OSError:
             pass
+        except ChannelError as error:
+            log.error("weightwire: a worker at %s: %s", self.address, error)
+        if self._folder:
+            self._forget(channel)
+
+    def _forget(self, channel: Channel) -> None:
+        """Of a rank that does not come back."""
         with self._changed:
-            if self._ranks.get(rank) is connection:
-                del self._ranks[rank]
+            self._channels = {session: known for session, known in self._channels.items() if known is not channel}
+            self._ranks = {rank: known for rank, known in self._ranks.items() if known is not channel}
+            self._changed.notify_all()
+
+    def _hear(self, channel: Channel, message: Message) -> None:
+        if "bye" in message:
+            self._forget(channel)
+            return
+        with self._changed:
+            rank = next((rank for rank, known in self._ranks.items() if known is channel), -1)
+            if "hello" in message:
+                rank = message["rank"]
+                self._ranks[rank], self._hello[rank] = channel, message["hello"]
+            elif "offer" in message:
+                self._offers[rank] = message["offer"]
+                self._rooms.pop(rank, None)
+                self._fences.pop(rank, None)
+            elif "room" in message:
+                self._rooms[rank] = {**message["room"], "rank": rank}
+            elif "lost" in message:
+                self._lost[rank] = message
+            elif "fenced" in message:
+                self._fences[rank] = message["fenced"]
+                self._offers.pop(rank, None)  # of an incarnation that is gone
+                self._rooms.pop(rank, None)
+            else:
+                self._answers[rank, message["id"]] = message
             self._changed.notify_all()
 
     def _complete(self) -> bool:
@@ -139,8 +226,10 @@ class Workers:
         with self._changed:
             self._changed.wait_for(lambda: self._complete() or self._stopped, timeout)
             if not self._complete():
-                raise errors.DeadlineError(f"only ranks {sorted(self._hello)} of the engine are bound after {timeout} s",
-                                           code="DEADLINE_EXCEEDED", remedy="the engine's own log says why")
+                reached = f"only ranks {sorted(self._hello)}" if self._hello else "no rank"
+                raise errors.DeadlineError(f"{reached} of the engine said hello at {self.address} within {timeout} s",
+                                           code="DEADLINE_EXCEEDED", remedy="the workers' log says why; ranks on other hosts, or in another "
+                                           "container, need EngineDriver(listen=an address of this host)")
             return [self._hello[rank] for rank in sorted(self._hello)]
 
     def wait_event(self, timeout: float, losses: bool = False) -> Message | None:
@@ -195,20 +284,17 @@ class Workers:
             self._next_id += 1
             number = self._next_id
             missing = [rank for rank in ranks if rank not in self._ranks]
-            connections = [self._ranks[rank] for rank in ranks if rank in self._ranks]
+            channels = {rank: self._ranks[rank] for rank in ranks if rank in self._ranks}
         if missing:
             raise errors.UnavailableError(f"ranks {missing} of the engine are gone", code="UNAVAILABLE",
                                           remedy="restart the engine and its driver")
-        for connection in connections:
-            try:
-                connection.sendall(json.dumps({**line, "id": number}).encode() + b"\n")
-            except OSError as error:
-                raise errors.UnavailableError(f"asking a rank to {do}: {error}", code="UNAVAILABLE") from error
+        for channel in channels.values():
+            channel.send({**line, "id": number})
         end = time.monotonic() + timeout
         answers = []
         for rank in ranks:
             with self._changed:
-                done = lambda: (rank, number) in self._answers or rank not in self._ranks  # noqa: E731
+                done = lambda: (rank, number) in self._answers or self._ranks.get(rank) is not channels[rank]  # noqa: E731
                 if not self._changed.wait_for(done, max(0.0, end - time.monotonic())):
                     raise errors.DeadlineError(f"rank {rank} did not {do} within {timeout} s",
                                                code="DEADLINE_EXCEEDED", rank=str(rank))
@@ -223,14 +309,26 @@ class Workers:
         with self._changed:
             if self._listener.fileno() < 0:
                 return
+            self._stopped = True
             # What waits in accept is woken by a shutdown alone.
-            self._listener.shutdown(socket.SHUT_RDWR)
-            self._listener.close()
-            connections = list(self._ranks.values())
-        for connection in connections:
             try:
-                connection.shutdown(socket.SHUT_RDWR)
+                self._listener.shutdown(socket.SHUT_RDWR)
             except OSError:
                 pass
-        os.unlink(self.path)
-        os.rmdir(self._folder)
+            self._listener.close()
+            channels, strangers = list(self._channels.values()), list(self._strangers)
+        for channel in channels:
+            channel.send({"bye": True})
+            channel.close()
+        for connection in strangers:
+            hang_up(connection)
+        if self._folder:
+            os.unlink(self.address)
+            os.rmdir(self._folder)
+
+
+def _is_any(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_unspecified
+    except ValueError:
+        return False  # a name

@@ -1,0 +1,163 @@
+"""One engine on two hosts (network namespaces that share nothing but a network): vLLM's own multi-node launch, an agent on each host, and
+the driver on the first. What it answers is what an engine that was started on the version answers. Needs root."""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import subprocess
+import sys
+import threading
+import time
+
+import pytest
+
+from demo.fleet import Daemon
+from tests.engine import rig
+from tests.engine.conftest import BINARIES
+
+sys.path.insert(0, str(rig.ROOT / "tests/python"))
+import netns  # noqa: E402
+
+WHY_NOT = netns.possible()
+pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=f"no hosts of our own here: {WHY_NOT}")
+
+COORDINATOR, MASTER = 7411, 7412
+SHAPES = {"tp2": (2, 1, {}), "pp2": (1, 2, {}), "dp2": (1, 1, {"data_parallel_size": 2})}
+
+
+class Hosts:
+    """Two hosts with an agent each; the first has the coordinator and the trainer, too."""
+
+    def __init__(self, folder):
+        self._opened = contextlib.ExitStack()
+        self.network = self._opened.enter_context(contextlib.closing(netns.Network(2)))
+        self.first, self.second = self.network.hosts
+        hub = self.first.call(Daemon, str(BINARIES / "weightwired"), str(folder / "first"), "first", role="all", insecure="true",
+                              listen=f"0.0.0.0:{COORDINATOR}", data_listen=f"{self.first.address}:0")
+        self._opened.callback(hub.stop)
+        other = self.second.call(Daemon, str(BINARIES / "weightwired"), str(folder / "second"), "second", role="agent", insecure="true",
+                                 coordinator=f"{self.first.address}:{COORDINATOR}", data_listen=f"{self.second.address}:0")
+        self._opened.callback(other.stop)
+        self.agents = [hub.agent_socket, other.agent_socket]
+        self._folder = folder
+
+    def add(self, thing):
+        return self._opened.enter_context(contextlib.closing(thing))
+
+    def engine(self, model, tp: int, pp: int, **options) -> rig.Engine:
+        """Its workers know no agent but that of their own host, by the environment."""
+        launch = {"nnodes": 2, "master_addr": self.first.address, "master_port": MASTER} if "data_parallel_size" not in options else {
+            "data_parallel_address": self.first.address, "data_parallel_rpc_port": MASTER, "data_parallel_size_local": 1}
+        options = {**options, **launch, "pipeline_parallel_size": pp}
+        self._opened.callback(self._start_second(model, tp, options))
+        with _environment(self._of(self.first, 0)):
+            return self.add(self.first.call(rig.Engine, model, tp, **options))
+
+    def _of(self, host: netns.Host, number: int) -> dict[str, str]:
+        return {"WEIGHTWIRE_AGENT_SOCKET": self.agents[number], "VLLM_HOST_IP": host.address, "GLOO_SOCKET_IFNAME": "eth0",
+                "VLLM_CPU_OMP_THREADS_BIND": str(number)}
+
+    def _start_second(self, model, tp, options):
+        """As its operator starts it; returns what ends it."""
+        serve = {**rig.SERVE, **options, "node_rank": 1, "tensor_parallel_size": tp, "weight_transfer_config": '{"backend": "weightwire"}'}
+        if "data_parallel_size" in options:
+            serve.pop("node_rank")
+            serve["data_parallel_start_rank"] = 1
+        words = [word for name, value in serve.items() for word in _option(name, value)]
+        command = [sys.executable, "-m", "tests.engine.headless", str(model), "--headless", *words]
+        with open(self._folder / "second-engine.log", "a") as log:
+            process = self.second.call(subprocess.Popen, command, env={**os.environ, **self._of(self.second, 1)}, stdout=log,
+                                       stderr=subprocess.STDOUT, cwd=rig.ROOT, start_new_session=True)
+
+        def end():
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, 15)
+            try:
+                process.wait(20)
+            except subprocess.TimeoutExpired:
+                os.killpg(process.pid, 9)
+                process.wait(10)
+        return end
+
+    def driver(self, engine: rig.Engine, **options):
+        return self.add(engine.driver(name="engine", listen=self.first.address, **options))
+
+    def trainer(self, model) -> rig.Trainer:
+        return self.add(self.first.call(rig.Trainer, self.agents[0], model))
+
+    def cut(self, seconds: float) -> None:
+        """Nothing that one host sends arrives at the other."""
+        self.first.deafen(self.second)
+        self.second.deafen(self.first)
+        time.sleep(seconds)
+        assert self.second.lost() + self.first.lost() > 0, "nothing was on its way"
+        self.network.heal()
+
+    def close(self):
+        self._opened.close()
+
+
+def _option(name: str, value) -> list[str]:
+    flag = "--" + name.replace("_", "-")
+    return [flag] if value is True else [flag, str(value)]
+
+
+@contextlib.contextmanager
+def _environment(more: dict[str, str]):
+    before = dict(os.environ)
+    os.environ.update(more)
+    try:
+        yield
+    finally:
+        os.environ.clear()
+        os.environ.update(before)
+
+
+@pytest.fixture
+def hosts(tmp_path):
+    with contextlib.closing(Hosts(tmp_path)) as opened:
+        yield opened
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_three_versions_reach_the_ranks_on_both_hosts(hosts, checkpoint, fresh, shape):
+    tp, pp, options = SHAPES[shape]
+    engine = hosts.engine(checkpoint("qwen2", 0), tp, pp, **options)
+    driver = hosts.driver(engine)
+    trainer = hosts.trainer(checkpoint("qwen2", 1))
+    assert len(driver.init()) == 2
+    for version, seed in ((1, 1), (2, 2), (3, 1)):
+        trainer.send(version, checkpoint("qwen2", seed))
+        serving = driver.step(90)
+        assert (serving.version, serving.recovered) == (version, "")
+        assert trainer.released()["version"] == version
+        answers = [engine.answers(data_parallel_rank=rank) for rank in (0, 1)] if options else [engine.answers()]
+        assert answers == [fresh("qwen2", tp, seed)] * len(answers)
+
+
+def test_a_network_that_is_away_for_three_seconds_stops_no_engine(hosts, checkpoint, fresh):
+    engine = hosts.engine(checkpoint("qwen2", 0), 2, 1)
+    driver = hosts.driver(engine).start()
+    trainer = hosts.trainer(checkpoint("qwen2", 1))
+    trainer.publish(1, checkpoint("qwen2", 1))
+    assert driver.wait_version(1, 90).version == 1
+    for version in (2, 3, 4):
+        cutter = threading.Thread(target=hosts.cut, args=(3,))
+        trainer.send(version, checkpoint("qwen2", 1 + version % 2))
+        cutter.start()
+        cutter.join()
+        assert trainer.released()["version"] == version
+        serving = driver.wait_version(version, 90)
+        assert serving.version == version and not driver.broken
+        assert engine.answers() == fresh("qwen2", 2, 1 + version % 2)
+
+
+def test_without_an_address_the_driver_says_what_is_missing_and_the_engine_serves_on(hosts, checkpoint, fresh):
+    engine = hosts.engine(checkpoint("qwen2", 0), 2, 1)
+    driver = hosts.add(engine.driver(name="engine"))
+    from weightwire import DeadlineError
+    with pytest.raises(DeadlineError, match=r"only ranks \[0\] of the engine said hello") as raised:
+        driver.init()
+    assert "listen=" in raised.value.remedy
+    assert engine.answers() == fresh("qwen2", 2, 0)
