@@ -4,10 +4,14 @@ The same on a real engine, proved by generation: tests/engine/test_failures.py.
 """
 
 import asyncio
+import contextlib
 import dataclasses
+import http.server
+import json
 import pickle
 import threading
 import time
+import types
 
 import pytest
 
@@ -18,6 +22,7 @@ from weightwire.vllm import Deadlines, EngineDriver, InstallError, Serving, Span
 from weightwire.labels import label
 from weightwire.vllm.channel import address_of
 from weightwire.vllm.link import Link
+from weightwire.vllm.ports import AsyncPort, HttpPort, LlmPort
 from weightwire.vllm.replace import StepError
 
 QUICK = Deadlines(**{name: 5.0 for name in ("init", "prepare", "pause", "start", "update", "finish", "reset", "canary",
@@ -105,6 +110,9 @@ class Engine:
 
     def serves(self):
         return {None if rank.broken else rank.holds for rank in self.ranks}
+
+    def replicas(self, timeout):
+        return None
 
     def init(self, settings, timeout):
         more = {} if self.sessions else {"sessions": False}
@@ -759,3 +767,47 @@ def test_an_installation_under_way_ends_well_although_the_driver_is_closed(engin
 def test_a_failure_crosses_a_process_pool(failed):
     again = pickle.loads(pickle.dumps(failed))
     assert type(again) is type(failed) and str(again) == str(failed) and vars(again) == vars(failed)
+
+
+class TestReplicas:
+    """Which data parallel indices calls reach, as vLLM's own client (MPClient, 0.32) counts them."""
+
+    @pytest.mark.parametrize("parallel, reached", [
+        ({"data_parallel_size": 1, "data_parallel_size_local": 1, "data_parallel_rank": 0}, [0]),
+        ({"data_parallel_size": 4, "data_parallel_size_local": 2, "data_parallel_rank": 0}, [0, 1, 2, 3]),
+        ({"data_parallel_size": 4, "data_parallel_size_local": 1, "data_parallel_rank": 3, "data_parallel_index": 3,
+          "data_parallel_external_lb": True}, [3]),
+        ({"data_parallel_size": 4, "data_parallel_size_local": 2, "data_parallel_rank": 2, "data_parallel_hybrid_lb": True}, [2, 3])])
+    def test_of_a_server(self, parallel, reached):
+        with serving({"/server_info?config_format=json": {"vllm_config": {"parallel_config": parallel}}}) as url:
+            assert HttpPort(url).replicas(5) == reached
+
+    @pytest.mark.parametrize("answers", [{}, {"/server_info?config_format=json": {"vllm_config": "ParallelConfig(...)"}}])
+    def test_of_a_server_that_does_not_say(self, answers):
+        with serving(answers) as url:
+            assert HttpPort(url).replicas(5) is None
+
+    def test_of_an_engine(self):
+        managed = types.SimpleNamespace(engine_core=types.SimpleNamespace(engine_ranks_managed=[2, 3]), pause_generation=None)
+        assert AsyncPort(managed, None).replicas(5) == [2, 3]
+        assert AsyncPort(types.SimpleNamespace(engine_core=object()), None).replicas(5) is None
+        assert LlmPort(types.SimpleNamespace(llm_engine=managed)).replicas(5) == [2, 3]
+
+
+@contextlib.contextmanager
+def serving(answers):
+    class Handler(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            body = json.dumps(answers.get(self.path)).encode()
+            self.send_response(200 if self.path in answers else 404)
+            self.send_header("Content-Length", str(len(body)))
+            self.end_headers()
+            self.wfile.write(body)
+
+        def log_message(self, *_):
+            pass
+
+    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield "http://127.0.0.1:%d" % server.server_address[1]
+        server.shutdown()

@@ -18,7 +18,8 @@ from typing import Any, Callable, Mapping, Sequence
 from weightwire import errors
 from weightwire.vllm.adopt import Adoption, Drain, Lag
 from weightwire.labels import label
-from weightwire.vllm.link import Message, Workers
+from weightwire.vllm.channel import Message
+from weightwire.vllm.link import Workers
 from weightwire.vllm.ports import is_here, is_unsupported, port_of
 from weightwire.vllm.replace import Deadlines, Replacer, StepError
 from weightwire.vllm.room import give_room
@@ -127,7 +128,8 @@ class EngineDriver:
 
     def init(self) -> list[dict[str, Any]]:
         """Registers every rank with its recorded layout. Returns, by rank: mode, rows, bytes, notes."""
-        self._port.init(self._settings, self.deadlines.init)
+        replicas = self._port.replicas(self.deadlines.resume)
+        self._port.init({**self._settings, "replicas": replicas}, self.deadlines.init)
         if self._draft:  # only inside a draft session do workers see their draft model
             self._port.start(True, self.deadlines.init)
             self._port.finish(self.deadlines.init)

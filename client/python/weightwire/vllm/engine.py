@@ -27,7 +27,8 @@ from weightwire.memory import Arrays
 from weightwire.subscriber import Offer, RoomWanted, Subscriber
 from weightwire.torch_cuda import PageLocks
 from weightwire.vllm import checkpoint, copies, features, loading, stage
-from weightwire.vllm.link import Link, Message
+from weightwire.vllm.channel import Message
+from weightwire.vllm.link import Link
 
 MODES = ("fused", "hf_sharded", "hf_full")
 INSTALLS = ("host-shadow", "device-shadow", "paused-live")
@@ -47,6 +48,7 @@ class Settings(WeightTransferInitInfo):
     checkpoint: str | None = None
     draft: bool = False
     timeout: float = 60.0
+    replicas: list[int] | None = None  # data parallel indices of the engine's ranks
 
 
 @dataclass
@@ -92,9 +94,7 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
             self.model_config = features.config_of(self.model).model_config
             self.device = next(self.model.parameters()).device
         self._main = self.model
-        p = self.parallel_config
-        self._rank = p.data_parallel_index * p.world_size + p.rank
-        self._world_size = p.world_size_across_dp
+        self._rank = self._world_size = self._replicas = 0  # `_place`
         index = torch.cuda.current_device() if self.device.type == "cuda" and self.device.index is None else self.device.index
         #: Of the stage's buffers, for copies to this engine's GPU.
         self._pages = PageLocks(index, read_only=True) if self.device.type == "cuda" else None
@@ -124,6 +124,7 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
     def init_transfer_engine(self, init_info: Settings) -> None:
         self.shutdown()
         self._settings = init_info
+        self._place()
         self._closed = threading.Event()
         try:
             self._link = Link(init_info.link, init_info.link_key, self._answer, init_info.timeout)
@@ -134,6 +135,16 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
             stage.log.exception("weightwire: rank %d is not updated", self._rank)
             return
         self._register(self._add_main)
+
+    def _place(self) -> None:
+        """Which of the ranks that the driver reaches this is. A dense model's worker knows nothing of other replicas but its index."""
+        p, replicas = self.parallel_config, self._settings.replicas
+        if replicas is None:
+            replicas = list(range(p.world_size_across_dp // p.world_size))
+        self._replicas = len(replicas)
+        index = p.data_parallel_index  # one that the driver does not know is refused when it registers
+        self._rank = (replicas.index(index) if index in replicas else index) * p.world_size + p.rank
+        self._world_size = self._replicas * p.world_size
 
     def _register(self, do: Callable[[], None]) -> None:
         try:
@@ -175,8 +186,9 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
                                       on_copy_check=None if self._balances_experts() else self._check_copies)
         self._observed = [meta for target in self._targets.values() for meta in target.observed]
         rows = [row for target in self._targets.values() for row in target.rows]
-        compare = s.mode == "fused" and len(self._targets) == 1
-        notes = self._subscriber.bind(self._config, stage.spec_of(self.parallel_config) if compare else "",
+        # Not where the driver has some only of the replicas that experts are spread over.
+        compare = s.mode == "fused" and len(self._targets) == 1 and self.parallel_config.data_parallel_size in (1, self._replicas)
+        notes = self._subscriber.bind(self._config, stage.spec_of(self.parallel_config, self._replicas) if compare else "",
                                       self._observed, rows, stage.originals(self._checkpoint))
         for note in notes:
             stage.log.warning("weightwire: recorded loader and scheme disagree: %s", note)

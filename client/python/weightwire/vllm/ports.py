@@ -2,7 +2,7 @@
 
 All methods block and raise on failure; `reset_prefix_cache` tells whether the cache is empty now, `asleep` whether vLLM has given
 memory away, or somebody has paused it (vLLM says the same of both). `wake_up` gives "weights" or "kv_cache" back; with the last of
-them vLLM schedules again.
+them vLLM schedules again. `replicas`: the data parallel indices that its calls reach; None: all that the workers know of.
 """
 
 from __future__ import annotations
@@ -28,6 +28,7 @@ class Port(Protocol):
     needs_thread: bool
     look_seconds: float  #: between two looks at whether the engine sleeps, while nothing is to be done
 
+    def replicas(self, timeout: float) -> list[int] | None: ...
     def init(self, settings: dict[str, Any], timeout: float) -> None: ...
     def pause(self, mode: str, timeout: float) -> None: ...
     def start(self, draft: bool, timeout: float, direct: bool = False) -> None: ...
@@ -53,6 +54,9 @@ class LlmPort:
 
     def _rpc(self, method: str, **kwargs: Any) -> None:
         self._llm.collective_rpc(method, kwargs=kwargs)
+
+    def replicas(self, timeout: float) -> list[int] | None:
+        return _managed(self._llm.llm_engine)
 
     def init(self, settings: dict[str, Any], timeout: float) -> None:
         with _calling("init_weight_transfer_engine"):
@@ -114,6 +118,9 @@ class AsyncPort:
 
     def _rpc(self, method: str, timeout: float, **kwargs: Any) -> None:
         self._run(self._llm.collective_rpc(method, kwargs=kwargs), timeout)
+
+    def replicas(self, timeout: float) -> list[int] | None:
+        return _managed(self._llm)
 
     def init(self, settings: dict[str, Any], timeout: float) -> None:
         with _calling("init_weight_transfer_engine"):
@@ -193,6 +200,16 @@ class HttpPort:
         except (OSError, ValueError) as error:
             raise errors.UnavailableError(f"{url}: {error}", code="UNAVAILABLE") from error
 
+    def replicas(self, timeout: float) -> list[int] | None:
+        info = self._call("server_info", timeout, query={"config_format": "json"}, method="GET", optional=True)
+        config = info.get("vllm_config")
+        parallel = config.get("parallel_config") if isinstance(config, dict) else None
+        if not isinstance(parallel, dict) or "data_parallel_size" not in parallel:
+            return None
+        local = parallel.get("data_parallel_external_lb") or parallel.get("data_parallel_hybrid_lb")
+        first = parallel.get("data_parallel_index", parallel.get("data_parallel_rank", 0))
+        return list(range(first, first + parallel["data_parallel_size_local" if local else "data_parallel_size"]))
+
     def init(self, settings: dict[str, Any], timeout: float) -> None:
         self._call("init_weight_transfer_engine", timeout, {"init_info": settings})
 
@@ -231,6 +248,12 @@ class HttpPort:
             "model": self._model, "prompt": list(prompt), "max_tokens": max_tokens, "temperature": 0,
             "ignore_eos": True, "return_token_ids": True})
         return list(answer["choices"][0]["token_ids"])
+
+
+def _managed(engine: Any) -> list[int] | None:
+    """A dense model's replicas know nothing of each other: of them only the client that starts them does."""
+    managed = getattr(getattr(engine, "engine_core", None), "engine_ranks_managed", None)
+    return list(managed) if managed else None
 
 
 def port_of(engine: Any) -> Port:

@@ -7,7 +7,8 @@ import time
 from typing import Callable
 
 from weightwire import errors
-from weightwire.vllm.link import Message, Workers
+from weightwire.vllm.channel import Message
+from weightwire.vllm.link import Workers
 from weightwire.vllm.replace import Deadlines, StepError
 
 log = logging.getLogger("weightwire.vllm")

@@ -103,13 +103,13 @@ def as_torch(arrays: Mapping[str, np.ndarray], observed: Sequence[TensorMeta]) -
     return out
 
 
-def spec_of(parallel_config: Any) -> str:
-    """The engine's parallel layout in weightwire's words."""
+def spec_of(parallel_config: Any, replicas: int) -> str:
+    """The engine's parallel layout in weightwire's words. `replicas`: data parallel ones, of which a dense model's workers do not know."""
     words = [f"tp{parallel_config.tensor_parallel_size}"]
     if parallel_config.pipeline_parallel_size > 1:
         words.append(f"pp{parallel_config.pipeline_parallel_size}")
-    if parallel_config.data_parallel_size > 1:
-        words.append(f"dp{parallel_config.data_parallel_size}")
+    if replicas > 1:
+        words.append(f"dp{replicas}")
     if parallel_config.enable_expert_parallel:
         words.append("ep")
     return "vllm:" + ",".join(words)
