@@ -15,8 +15,8 @@ import pytest
 
 from demo.fleet import Daemon
 from tests.engine import rig
-from weightwire import DeadlineError
 from tests.engine.conftest import BINARIES
+from weightwire import DeadlineError
 
 sys.path.insert(0, str(rig.ROOT / "tests/python"))
 import netns  # noqa: E402

@@ -207,7 +207,7 @@ class HttpPort:
         if not isinstance(parallel, dict) or "data_parallel_size" not in parallel:
             return None
         local = parallel.get("data_parallel_external_lb") or parallel.get("data_parallel_hybrid_lb")
-        first = parallel.get("data_parallel_index", parallel.get("data_parallel_rank", 0))
+        first = int(parallel.get("data_parallel_index", parallel.get("data_parallel_rank")) or 0)
         return list(range(first, first + parallel["data_parallel_size_local" if local else "data_parallel_size"]))
 
     def init(self, settings: dict[str, Any], timeout: float) -> None:
