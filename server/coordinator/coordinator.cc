@@ -104,9 +104,9 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
     leases_.Watch();
   }
 
-  void Heartbeat(AgentId agent, control::Troubles troubles) override {
+  void Heartbeat(AgentId agent, control::Beat beat) override {
     if (!membership_.sessions().contains(agent)) return Fenced("stale_session");
-    membership_.Heard(agent, clock_.Now(), std::move(troubles));
+    membership_.Heard(agent, clock_.Now(), std::move(beat));
   }
 
   void Register(control::RegisterRequest request,

@@ -167,13 +167,27 @@ void EpochScheduler::DescribeEpochs(const StatusQuery& query, StatusSnapshot& sn
 /// Members whose agents say nothing, or whose processes are in trouble, come first: the others may
 /// be waiting for them.
 EpochStatus EpochScheduler::StatusOfRun(const EpochRun& run, size_t lines_max) const {
-  return run.ToStatus(s_.clock.Now(), lines_max, [this](const epoch::Member& member) {
-    const Session* session = s_.membership.SessionOf(member);
-    return SilentSeconds(member) > 0 ||
-           (session != nullptr &&
-            std::ranges::find(session->troubles, member, &control::Trouble::member) !=
-                session->troubles.end());
-  });
+  EpochStatus status =
+      run.ToStatus(s_.clock.Now(), lines_max, [this](const epoch::Member& member) {
+        const Session* session = s_.membership.SessionOf(member);
+        return SilentSeconds(member) > 0 ||
+               (session != nullptr &&
+                std::ranges::find(session->beat.troubles, member, &control::Trouble::member) !=
+                    session->beat.troubles.end());
+      });
+  if (run.finished) return status;
+  for (const auto& [engine, pair] : run.plans) status.bytes_total += pair->plan->bytes_total;
+  status.bytes_done = status.bytes;
+  for (const auto& [id, session] : s_.membership.sessions()) {
+    for (const control::Receiving& rank : session.beat.receiving) {
+      const bool counts = rank.epoch == status.epoch && run.names.contains(rank.member) &&
+                          !run.staged.contains(rank.member);
+      if (counts) status.bytes_done += rank.bytes_done;
+    }
+  }
+  // What an agent said is not checked: no more than all can have arrived.
+  status.bytes_done = std::min(status.bytes_done, status.bytes_total);
+  return status;
 }
 
 double EpochScheduler::SilentSeconds(const epoch::Member& member) const {

@@ -269,13 +269,12 @@ std::optional<Nanos> Membership::NextLeaseEnd() const {
   return earliest;
 }
 
-void Membership::Heard(AgentId agent, Nanos now, control::Troubles troubles) {
+void Membership::Heard(AgentId agent, Nanos now, control::Beat beat) {
   const auto session = sessions_.find(agent);
   if (session == sessions_.end()) return;
   session->second.heard = now;
-  if (session->second.troubles == troubles) return;
-  session->second.troubles = std::move(troubles);
-  observer_.OnMembershipChanged();
+  const control::Beat before = std::exchange(session->second.beat, std::move(beat));
+  if (session->second.beat.troubles != before.troubles) observer_.OnMembershipChanged();
 }
 
 Status Membership::CheckRegister(const control::RegisterRequest& request) {

@@ -67,10 +67,10 @@ class SessionStream final : public Duplex<v1::SessionUp, v1::SessionDown>,
         return true;
       case v1::SessionUp::kHeartbeat:
         OnStrand([this, shown = up.heartbeat().token(),
-                  troubles = wire::TroublesOf(up.heartbeat())]() mutable {
+                  beat = wire::BeatOf(up.heartbeat())]() mutable {
           if (agent_ == AgentId()) return;
           if (Status known = Reauthorise(shown); !known.ok()) return End(std::move(known));
-          coordinator_.Heartbeat(agent_, std::move(troubles));
+          coordinator_.Heartbeat(agent_, std::move(beat));
         });
         return true;
       case v1::SessionUp::kGoodbye:

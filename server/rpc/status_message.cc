@@ -30,6 +30,8 @@ void SetParticipant(const coordinator::ParticipantStatus& from,
   to->set_has_layout(from.has_layout);
   to->set_tensors(from.tensors);
   to->set_bytes(from.bytes);
+  to->set_bytes_done(from.bytes_done);
+  to->set_bytes_total(from.bytes_total);
   to->set_presence(from.presence);
   to->set_cut_seconds(from.cut_seconds);
   to->set_silent_seconds(from.silent_seconds);

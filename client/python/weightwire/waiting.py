@@ -50,8 +50,8 @@ class VersionWait(Generic[Found]):
         if epoch is None:
             now = Progress(self.version, "waiting", waiting_for=status.waiting_for)
         else:
-            now = Progress(self.version, epoch.phase, epoch.epoch, epoch.attempt, epoch.bytes,
-                           waiting_for=status.waiting_for)
+            now = Progress(self.version, epoch.phase, epoch.epoch, epoch.attempt,
+                           max(epoch.bytes, epoch.bytes_done), epoch.bytes_total, waiting_for=status.waiting_for)
         if self._on_progress is not None and now != self._told:
             self._told = now
             self._on_progress(now)

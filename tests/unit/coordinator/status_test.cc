@@ -233,6 +233,38 @@ TEST(CoordinatorStatus, AProcessThatItsAgentSeesStoppedAndOneThatItRefusedAreNam
   EXPECT_TRUE(fleet.coordinator->Snapshot().troubles.empty());
 }
 
+TEST(CoordinatorStatus, WhatHasArrivedIsCountedWhileAnEpochMoves) {
+  Fleet fleet;
+  const auto trainer = fleet.Trainer(1);
+  const auto slow = fleet.Engine("engine-a");
+  const auto done = fleet.Engine("engine-b");
+  FakeAgent& agent = fleet.Agent("engine-a-agent");
+  agent.deaf = [](const epoch::Command& command) {
+    return std::holds_alternative<epoch::TransferCommand>(command);
+  };
+  fleet.PublishAll(trainer, 3);
+  fleet.Run();
+  EpochStatus moving = fleet.Newest();
+  const int64_t each = moving.bytes_total / 2;
+  ASSERT_GT(each, 8);
+  EXPECT_EQ(moving.bytes_total, 2 * each) << "two equal engines";
+  EXPECT_EQ(moving.bytes_done, moving.bytes) << "only who has all has said anything";
+  const int64_t before = moving.bytes_done;
+  agent.receiving = {{slow[0], moving.epoch, 7},
+                     {slow[0], Epoch(moving.epoch.value + 1), 100},  // of another epoch
+                     {done[0], moving.epoch, 100},                   // has reported its bytes
+                     {{ParticipantId(999), Incarnation(1)}, moving.epoch, 100}};
+  fleet.Run(std::chrono::seconds(2));
+  EXPECT_EQ(fleet.Newest().bytes_done, before + 7);
+  EXPECT_EQ(fleet.Newest().bytes, moving.bytes) << "it counts what was verified";
+  agent.receiving = {{slow[0], moving.epoch, int64_t{1} << 60}};
+  fleet.Run(std::chrono::seconds(2));
+  EXPECT_EQ(fleet.Newest().bytes_done, fleet.Newest().bytes_total) << "no more than there is";
+  ASSERT_TRUE(fleet.coordinator->Abort(moving.epoch, "enough").ok());
+  fleet.Run();
+  EXPECT_EQ(fleet.Newest().bytes_total, 0) << "it has ended";
+}
+
 TEST(WaitingWords, SayWhatAMemberStillDoes) {
   EXPECT_EQ(WaitingInWords("epoch 1 (version 3) transferring: engine-b/0: staged, trainer/0: "
                            "sourced and 2 more"),
