@@ -175,19 +175,34 @@ EpochStatus EpochScheduler::StatusOfRun(const EpochRun& run, size_t lines_max) c
                 std::ranges::find(session->beat.troubles, member, &control::Trouble::member) !=
                     session->beat.troubles.end());
       });
-  if (run.finished) return status;
-  for (const auto& [engine, pair] : run.plans) status.bytes_total += pair->plan->bytes_total;
-  status.bytes_done = status.bytes;
-  for (const auto& [id, session] : s_.membership.sessions()) {
-    for (const control::Receiving& rank : session.beat.receiving) {
-      const bool counts = rank.epoch == status.epoch && run.names.contains(rank.member) &&
-                          !run.staged.contains(rank.member);
-      if (counts) status.bytes_done += rank.bytes_done;
+  SetProgress(run, status);
+  return status;
+}
+
+/// What has arrived, of all that moves. It stays unknown while a rank that still receives has not
+/// said how far it is: an agent of an earlier release never says.
+void EpochScheduler::SetProgress(const EpochRun& run, EpochStatus& status) const {
+  if (run.finished || run.state.phase != epoch::Phase::kTransferring) return;
+  int64_t done = status.bytes, total = 0;
+  for (const epoch::EngineMembers& engine : run.state.spec.engines) {
+    const auto plan = run.plans.find(engine.name);
+    if (plan == run.plans.end()) return;
+    total += plan->second->plan->bytes_total;
+    for (const epoch::Member& member : engine.ranks) {
+      if (run.staged.contains(member)) continue;
+      const Session* session = s_.membership.SessionOf(member);
+      if (session == nullptr) return;
+      const auto& told = session->beat.receiving;
+      const auto said = std::ranges::find_if(told, [&](const control::Receiving& rank) {
+        return rank.member == member && rank.epoch == status.epoch;
+      });
+      if (said == told.end()) return;
+      done += std::min(said->bytes_done, plan->second->plan->bytes_total);
     }
   }
   // What an agent said is not checked: no more than all can have arrived.
-  status.bytes_done = std::min(status.bytes_done, status.bytes_total);
-  return status;
+  status.bytes_done = std::min(done, total);
+  status.bytes_total = total;
 }
 
 double EpochScheduler::SilentSeconds(const epoch::Member& member) const {
