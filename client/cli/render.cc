@@ -6,6 +6,7 @@
 
 #include "client/cli/epoch_engines.h"
 #include "client/cli/table.h"
+#include "server/base/bytes_text.h"
 #include "server/coordinator/waiting_words.h"
 #include "server/wire/json.h"
 #include "server/wire/status.h"

@@ -277,6 +277,16 @@ TEST_F(CoordinatorProgress, WhatHasArrivedIsCountedWhileAnEpochMoves) {
   EXPECT_EQ(fleet.Newest().bytes_total, 0) << "it has ended";
 }
 
+TEST_F(CoordinatorProgress, IsToldToWhoWatchesOnceASecondAndWhileItGrows) {
+  const Epoch moving = fleet.Newest().epoch;
+  size_t told = 0;
+  fleet.coordinator->Watch([&told] { ++told; });
+  for (int64_t bytes : {1, 2, 3}) AfterSaying({{slow, moving, bytes}});
+  EXPECT_EQ(told, 3u);
+  fleet.Run(std::chrono::seconds(5));
+  EXPECT_EQ(told, 3u) << "what stays as it is, is told once";
+}
+
 TEST_F(CoordinatorProgress, IsUnknownWhileAnAgentDoesNotSay) {
   const Epoch moving = fleet.Newest().epoch;
   EXPECT_EQ(fleet.Newest().bytes_total, 0) << "as with an agent of an earlier release";

@@ -5,6 +5,7 @@
 #include <functional>
 #include <random>
 
+#include "server/plan/explain.h"
 #include "server/plan/plan.h"
 #include "server/plan/plan_bytes.h"
 #include "server/plan/relayed.h"
