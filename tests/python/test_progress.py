@@ -7,24 +7,27 @@ import pytest
 
 from conftest import BINARIES, until
 from demo.fleet import Daemon
-from test_client import CONFIG, assert_serves, engine, load, trainer
+from test_client import assert_serves, engine, load, trainer
 from weightwire import Client
 
-#: Bytes a second that an agent may read: the version takes about ten heartbeats.
-SLOW = 400_000
+#: Small pieces, and the bytes of them that an agent may read in a second: the version takes about eight heartbeats.
+PIECES = {"slot_bytes": 20_480, "segment_bytes_max": 16_384, "chunk_bytes": 16_384}
+SLOW = {"transports": "tcp", "rate_limit": 40_000, **PIECES}
 
 
 @pytest.fixture
-def slow(tmp_path, daemon):
-    """An agent of another host's kind, which reads slowly."""
-    agent = Daemon(str(BINARIES / "weightwired"), str(tmp_path / "slow"), "slow", role="agent", coordinator=daemon.grpc, transports="tcp",
-                   rate_limit=SLOW, slot_bytes=1 << 17, chunk_bytes=1 << 16)
-    yield agent
-    agent.stop()
+def slow(tmp_path):
+    """A coordinator with the trainer's agent, and an agent that reads slowly."""
+    start = lambda name, **options: Daemon(str(BINARIES / "weightwired"), str(tmp_path / name), name, **options)
+    hub = start("hub", role="all", listen="127.0.0.1:0", **PIECES)
+    agent = start("slow", role="agent", coordinator=hub.grpc, **SLOW)
+    yield hub, agent
+    assert [agent.stop(), hub.stop()] == [0, 0]
 
 
-def test_percent_rate_and_time_left_follow_a_slow_transfer(daemon, slow, groups):
-    groups += [trainer(daemon), engine(slow, "engine-a", 1)]
+def test_percent_rate_and_time_left_follow_a_slow_transfer(slow, groups):
+    daemon, agent = slow
+    groups += [trainer(daemon), engine(agent, "engine-a", 1)]
     hf, seen, shown = load(groups[0], 1), [], []
     for publisher in groups[0].publishers:
         publisher.publish(1)
@@ -45,9 +48,9 @@ def test_percent_rate_and_time_left_follow_a_slow_transfer(daemon, slow, groups)
     grown = sorted({p.percent for p in told})
     assert len(grown) >= 4 and [p.percent for p in told] == sorted(p.percent for p in told), grown
     late = [p for p in told if 20 < p.percent < 100][-1]
-    assert SLOW / 3 < late.bytes_per_second < SLOW * 1.5
+    assert SLOW["rate_limit"] / 3 < late.bytes_per_second < SLOW["rate_limit"] * 1.5
     assert late.seconds_left == pytest.approx((late.bytes_total - late.bytes_done) / late.bytes_per_second)
-    assert re.search(r"\d+ % of \d+\.\d MB at \d+\.\d kB/s, about \d+\.\d+ m?s left; waiting for ", shown[0]), shown[0]
+    assert re.search(r"\d+ % of \d+\.\d kB at \d+\.\d kB/s, about \d+\.\d+ m?s left; waiting for ", shown[0]), shown[0]
     after = status.epoch_of(1)
     assert (after.bytes_done, after.bytes_total) == (0, 0), "it has ended"
 
