@@ -49,10 +49,10 @@ std::string HeldText(const v1::StatusResponse::Engine& engine) {
 std::string OutcomeText(const v1::StatusResponse::Epoch& epoch) {
   if (epoch.why().code() != 0) return epoch.why().message();
   const std::string progress = ProgressText(epoch);
-  return epoch.waiting_for().empty()
-             ? progress
-             : (progress.empty() ? "" : progress + "; ") + "waiting for " + coordinator::WaitingInWords(
-                                    FirstOf(epoch.waiting_for(), 3, epoch.waiting_for_left()));
+  return epoch.waiting_for().empty() ? progress
+                                     : (progress.empty() ? "" : progress + "; ") + "waiting for " +
+                                           coordinator::WaitingInWords(FirstOf(
+                                               epoch.waiting_for(), 3, epoch.waiting_for_left()));
 }
 
 std::string KindOf(const v1::StatusResponse::Epoch& epoch) {

@@ -154,7 +154,7 @@ class AgentImpl final : public Agent {
       if (!services_->options.stopped(pid)) continue;
       const std::string process = std::to_string(pid);
       found.troubles.push_back({participant->member(), "its process " + process + " is stopped",
-                       "kill -CONT " + process + " on its host, or end it"});
+                                "kill -CONT " + process + " on its host, or end it"});
     }
     return found;
   }

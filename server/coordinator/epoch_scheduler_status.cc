@@ -167,14 +167,13 @@ void EpochScheduler::DescribeEpochs(const StatusQuery& query, StatusSnapshot& sn
 /// Members whose agents say nothing, or whose processes are in trouble, come first: the others may
 /// be waiting for them.
 EpochStatus EpochScheduler::StatusOfRun(const EpochRun& run, size_t lines_max) const {
-  EpochStatus status =
-      run.ToStatus(s_.clock.Now(), lines_max, [this](const epoch::Member& member) {
-        const Session* session = s_.membership.SessionOf(member);
-        return SilentSeconds(member) > 0 ||
-               (session != nullptr &&
-                std::ranges::find(session->beat.troubles, member, &control::Trouble::member) !=
-                    session->beat.troubles.end());
-      });
+  EpochStatus status = run.ToStatus(s_.clock.Now(), lines_max, [this](const epoch::Member& member) {
+    const Session* session = s_.membership.SessionOf(member);
+    return SilentSeconds(member) > 0 ||
+           (session != nullptr &&
+            std::ranges::find(session->beat.troubles, member, &control::Trouble::member) !=
+                session->beat.troubles.end());
+  });
   SetProgress(run, status);
   return status;
 }

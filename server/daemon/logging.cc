@@ -48,8 +48,7 @@ class JsonFormatter final : public spdlog::formatter {
 /// In a pattern: what the thread's lines carry behind their message.
 class FieldsFlag final : public spdlog::custom_flag_formatter {
  public:
-  void format(const spdlog::details::log_msg&, const std::tm&,
-              spdlog::memory_buf_t& out) override {
+  void format(const spdlog::details::log_msg&, const std::tm&, spdlog::memory_buf_t& out) override {
     const std::string& text = rpc::LogFields::Text();
     out.append(text.data(), text.data() + text.size());
   }

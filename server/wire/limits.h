@@ -23,7 +23,7 @@ inline constexpr size_t kLegsMax = 16'384;  ///< plans that one member takes par
 inline constexpr size_t kDigestsMax = 4'000'000;
 inline constexpr size_t kTroublesMax = 64;    ///< of one heartbeat
 inline constexpr size_t kReceivingMax = 256;  ///< of one heartbeat
-inline constexpr size_t kHeldMax = 16;      ///< contents of one rank's buffers
+inline constexpr size_t kHeldMax = 16;        ///< contents of one rank's buffers
 
 inline constexpr uint64_t kVersionMax = INT64_MAX;  ///< after the last number none could follow
 

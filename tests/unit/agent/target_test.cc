@@ -60,7 +60,8 @@ TEST_F(AgentTarget, AHeartbeatSaysHowMuchOfAnEpochHasArrived) {
   Command(TargetPrepare(*rollout_, 1, 7));
   Command(epoch::TransferCommand{Epoch{1}, rollout_->member});
   sim.RunFor(std::chrono::seconds(2));
-  EXPECT_THAT(coordinator.receiving, ElementsAre(control::Receiving{rollout_->member, Epoch{1}, 3}));
+  EXPECT_THAT(coordinator.receiving,
+              ElementsAre(control::Receiving{rollout_->member, Epoch{1}, 3}));
   Command(epoch::AbortCommand{Epoch{1}, rollout_->member, kAbort});
   sim.RunFor(std::chrono::seconds(2));
   EXPECT_THAT(coordinator.receiving, IsEmpty()) << "it has ended";

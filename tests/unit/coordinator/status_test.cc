@@ -262,11 +262,10 @@ class CoordinatorProgress : public ::testing::Test {
 
 TEST_F(CoordinatorProgress, WhatHasArrivedIsCountedWhileAnEpochMoves) {
   const Epoch moving = fleet.Newest().epoch;
-  const EpochStatus status =
-      AfterSaying({{slow, Epoch(moving.value + 1), 100},  // of another epoch
-                   {slow, moving, 7},
-                   {done, moving, 100},  // has reported its bytes
-                   {{ParticipantId(999), Incarnation(1)}, moving, 100}});
+  const EpochStatus status = AfterSaying({{slow, Epoch(moving.value + 1), 100},  // of another epoch
+                                          {slow, moving, 7},
+                                          {done, moving, 100},  // has reported its bytes
+                                          {{ParticipantId(999), Incarnation(1)}, moving, 100}});
   EXPECT_EQ(status.bytes_done, kEach + 7);
   EXPECT_EQ(status.bytes_total, 2 * kEach);
   EXPECT_EQ(status.bytes, kEach) << "it counts what was verified";
