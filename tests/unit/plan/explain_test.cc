@@ -22,8 +22,8 @@ TEST(Explain, NamesTotalsRanksMatrixAndCopies) {
   EXPECT_THAT(text, HasSubstr(": 96 B in 6 copies and 6 streams, from 3 to 2 ranks"));
   EXPECT_THAT(text, HasSubstr("  trainer/2 sends 32 B\n"));
   EXPECT_THAT(text, HasSubstr("  engine-a/1 receives 48 B\n"));
-  EXPECT_THAT(text, HasSubstr("               engine-a/0  engine-a/1\n"
-                              "  trainer/0          16 B        16 B\n"));
+  EXPECT_THAT(text, HasSubstr("             engine-a/0  engine-a/1\n"
+                              "  trainer/0        16 B        16 B\n"));
   EXPECT_THAT(text, HasSubstr("[4:8, 2:4]  trainer/1 local.w BF16@2 strides [4, 1] -> engine-a/1 "
                               "local.w BF16@8 strides [2, 1]"));
 }
