@@ -4,6 +4,7 @@
 
 #include "client/cli/doctor.h"
 #include "client/cli/table.h"
+#include "server/base/bytes_text.h"
 #include "server/daemon/listen_address.h"
 
 namespace weightwire::cli {

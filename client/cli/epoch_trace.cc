@@ -6,6 +6,7 @@
 
 #include "client/cli/render.h"
 #include "client/cli/table.h"
+#include "server/base/bytes_text.h"
 #include "server/coordinator/waiting_words.h"
 
 namespace weightwire::cli {

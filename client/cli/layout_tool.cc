@@ -8,6 +8,7 @@
 #include "client/cli/observed.h"
 #include "client/cli/offline.h"
 #include "client/cli/table.h"
+#include "server/base/bytes_text.h"
 #include "server/layout/scheme.h"
 #include "server/plan/classes.h"
 

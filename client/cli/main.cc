@@ -60,7 +60,7 @@ class Program {
  public:
   Program() : app_("Asks a running weightwired, and plans offline.", "wwctl") {
     app_.require_subcommand(1);
-    app_.set_version_flag("--version", "wwctl 0.1.0 (protocol 1)");
+    app_.set_version_flag("--version", "wwctl " WEIGHTWIRE_VERSION " (protocol 1)");
     AddEpochs(AddView("status", "What everyone waits for, engines and the newest epochs",
                       StatusText, StatusJson, [this] { return AskOfStatus(); }));
     AddView("participants", "Every rank, its agent and its layout", ParticipantsText,

@@ -5,6 +5,7 @@
 #include <vector>
 
 #include "client/cli/table.h"
+#include "server/base/bytes_text.h"
 
 namespace weightwire::cli {
 namespace {

@@ -12,8 +12,10 @@
 #include "client/cli/offline.h"
 #include "client/cli/staging_report.h"
 #include "client/cli/table.h"
+#include "server/base/bytes_text.h"
 #include "server/base/clock.h"
 #include "server/plan/classes.h"
+#include "server/plan/explain.h"
 #include "server/plan/plan.h"
 #include "server/plan/plan_bytes.h"
 

@@ -6,6 +6,7 @@
 
 #include "client/cli/epoch_engines.h"
 #include "client/cli/table.h"
+#include "server/base/bytes_text.h"
 #include "server/coordinator/waiting_words.h"
 #include "server/wire/json.h"
 #include "server/wire/status.h"
@@ -47,10 +48,11 @@ std::string HeldText(const v1::StatusResponse::Engine& engine) {
 
 std::string OutcomeText(const v1::StatusResponse::Epoch& epoch) {
   if (epoch.why().code() != 0) return epoch.why().message();
-  return epoch.waiting_for().empty()
-             ? ""
-             : "waiting for " + coordinator::WaitingInWords(
-                                    FirstOf(epoch.waiting_for(), 3, epoch.waiting_for_left()));
+  const std::string progress = ProgressText(epoch);
+  return epoch.waiting_for().empty() ? progress
+                                     : (progress.empty() ? "" : progress + "; ") + "waiting for " +
+                                           coordinator::WaitingInWords(FirstOf(
+                                               epoch.waiting_for(), 3, epoch.waiting_for_left()));
 }
 
 std::string KindOf(const v1::StatusResponse::Epoch& epoch) {
@@ -74,6 +76,19 @@ std::string JsonArray(const Messages& messages) {
 }
 
 }  // namespace
+
+std::string ProgressText(const v1::StatusResponse::Epoch& epoch) {
+  if (epoch.phase() != v1::EPOCH_PHASE_TRANSFERRING || epoch.bytes_total() == 0) return "";
+  const auto done = static_cast<double>(epoch.bytes_done());
+  const auto total = static_cast<double>(epoch.bytes_total());
+  // Rounded down: 100 % is said when nothing is left.
+  std::string text = std::to_string(epoch.bytes_done() * 100 / epoch.bytes_total()) + " % of " +
+                     BytesText(epoch.bytes_total());
+  if (done == 0 || epoch.transfer_seconds() <= 0) return text;
+  const double rate = done / epoch.transfer_seconds();
+  text += " at " + BytesText(static_cast<int64_t>(rate)) + "/s";
+  return done < total ? text + ", about " + SecondsText((total - done) / rate) + " left" : text;
+}
 
 std::string DeltaText(const v1::StatusResponse::Epoch& epoch) {
   if (epoch.delta_bytes() == 0) return "";

@@ -8,6 +8,7 @@
 
 #include "client/cli/offline.h"
 #include "client/cli/table.h"
+#include "server/base/bytes_text.h"
 #include "server/plan/simulate.h"
 
 namespace weightwire::cli {

@@ -55,8 +55,6 @@ std::string Cut(const std::string& text, size_t columns);
 std::string Word(std::string name, std::string_view prefix);
 /// "2026-11-23 01:02:03" in local time; "-" for 0.
 std::string ClockText(double unix_seconds);
-/// "988.1 MB", "14.0 GB": decimal units, as network rates are given.
-std::string BytesText(int64_t bytes);
 /// "3.1 %" of 0.031.
 std::string PercentText(double share);
 /// "12.3 ms", "4.56 s".

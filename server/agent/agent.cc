@@ -50,7 +50,7 @@ class AgentImpl final : public Agent {
                                              coordinator, transfers, metrics)),
         session_(
             HelloOf(services_->options), services_->options.reconnect, strand, coordinator, this,
-            [this] { Opened(); }, [this] { return FindTroubles(); }) {
+            [this] { Opened(); }, [this] { return MakeBeat(); }) {
     services_->report = [this](epoch::Report report) { Report(std::move(report)); };
     services_->fenced = [this](Handle handle) { handles_.erase(handle); };
     services_->gone = [this](Handle handle) { Gone(handle); };
@@ -146,14 +146,15 @@ class AgentImpl final : public Agent {
     auto found = handles_.find(handle);
     return found == handles_.end() ? nullptr : found->second;
   }
-  control::Troubles FindTroubles() const {
-    control::Troubles found = services_->options.refused();
+  control::Beat MakeBeat() const {
+    control::Beat found{services_->options.refused(), {}};
     for (const auto& [handle, participant] : handles_) {
+      if (auto receiving = participant->Receives()) found.receiving.push_back(*receiving);
       const int64_t pid = participant->pid();
       if (!services_->options.stopped(pid)) continue;
       const std::string process = std::to_string(pid);
-      found.push_back({participant->member(), "its process " + process + " is stopped",
-                       "kill -CONT " + process + " on its host, or end it"});
+      found.troubles.push_back({participant->member(), "its process " + process + " is stopped",
+                                "kill -CONT " + process + " on its host, or end it"});
     }
     return found;
   }

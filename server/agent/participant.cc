@@ -220,6 +220,14 @@ LocalStatus Participant::Describe() const {
   return status;
 }
 
+std::optional<control::Receiving> Participant::Receives() const {
+  if (!attempt_ || attempt_->drained || attempt_->command.role != epoch::Role::kTarget) return {};
+  const Epoch epoch = attempt_->command.epoch;
+  const epoch::Member& member = attempt_->command.member;
+  return control::Receiving{member, epoch,
+                            services_->transfers.ProgressOf(epoch, member.id).bytes_done};
+}
+
 void Participant::Leave(Status why) {
   application_ = nullptr;
   WW_FAILPOINT("agent.before_a_rank_leaves");

@@ -30,6 +30,8 @@ class Participant : public std::enable_shared_from_this<Participant> {
   bool is_engine() const { return request_.role == control::GroupRole::kEngine; }
   Handle handle() const { return handle_; }
   int64_t pid() const { return request_.pid; }  ///< as the process told it
+  /// How far it is with the epoch that it receives; nothing when it receives none.
+  std::optional<control::Receiving> Receives() const;
   bool Holds(const std::string& job, const std::string& group, uint32_t rank) const {
     return request_.job == job && request_.group == group && request_.rank == rank;
   }

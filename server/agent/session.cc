@@ -29,14 +29,14 @@ Status NoSession(const Status& why) {
 
 Session::Session(control::AgentHello hello, Nanos reconnect, Executor& strand,
                  control::CoordinatorPort& coordinator, control::AgentPort* port,
-                 std::function<void()> opened, std::function<control::Troubles()> troubles)
+                 std::function<void()> opened, std::function<control::Beat()> beat)
     : hello_(std::move(hello)),
       reconnect_(reconnect),
       strand_(strand),
       coordinator_(coordinator),
       port_(port),
       opened_(std::move(opened)),
-      troubles_(std::move(troubles)),
+      beat_(std::move(beat)),
       status_(NoSession(OkStatus())) {}
 
 Session::~Session() { Close(); }
@@ -71,7 +71,7 @@ void Session::Opened(Result<control::AgentWelcome> welcome) {
 }
 
 void Session::Beat() {
-  coordinator_.Heartbeat(welcome_.agent, troubles_());
+  coordinator_.Heartbeat(welcome_.agent, beat_());
   // Timers run late, never early: a quarter of the interval is left for that.
   timer_ = strand_.PostAfter(welcome_.heartbeat * 3 / 4,
                              [weak = std::weak_ptr(self_), number = number_] {

@@ -14,10 +14,10 @@ namespace weightwire::agent {
 class Session {
  public:
   /// `reconnect`: the first bound of a pause. `opened` runs whenever a session has been opened.
-  /// `troubles`: what a heartbeat says.
+  /// `beat`: what a heartbeat says.
   Session(control::AgentHello hello, Nanos reconnect, Executor& strand,
           control::CoordinatorPort& coordinator, control::AgentPort* port,
-          std::function<void()> opened, std::function<control::Troubles()> troubles);
+          std::function<void()> opened, std::function<control::Beat()> beat);
   ~Session();
   Session(const Session&) = delete;
   Session& operator=(const Session&) = delete;
@@ -48,7 +48,7 @@ class Session {
   control::CoordinatorPort& coordinator_;
   control::AgentPort* const port_;
   const std::function<void()> opened_;
-  const std::function<control::Troubles()> troubles_;
+  const std::function<control::Beat()> beat_;
   Status status_;
   control::AgentWelcome welcome_;
   uint64_t number_ = 0;

@@ -99,6 +99,19 @@ struct Trouble {
 };
 using Troubles = std::vector<Trouble>;
 
+/// How far an engine's rank is with what it receives. For people.
+struct Receiving {
+  epoch::Member member;
+  Epoch epoch{};
+  int64_t bytes_done = 0;  ///< what was kept is among them
+  friend bool operator==(const Receiving&, const Receiving&) = default;
+};
+/// What an agent says of its ranks with every heartbeat: all that there is now.
+struct Beat {
+  Troubles troubles;
+  std::vector<Receiving> receiving;
+};
+
 /// A process takes its place: rank `rank` of `group` ("trainer", "engine-a").
 struct RegisterRequest {
   AgentId agent{};
@@ -193,8 +206,7 @@ class CoordinatorPort {
   virtual void OpenSession(AgentHello hello, AgentPort* port, Reply<AgentWelcome> reply) = 0;
   /// Goodbye: the agent's ranks are gone. (A connection that only breaks takes nothing.)
   virtual void CloseSession(AgentId agent) = 0;
-  /// `troubles`: all that there are now.
-  virtual void Heartbeat(AgentId agent, Troubles troubles) = 0;
+  virtual void Heartbeat(AgentId agent, Beat beat) = 0;
   ///   kAlreadyExists / kDuplicateRank  another incarnation holds the rank; one that is cut off
   ///                                    holds it until its lease ends, for which this call waits
   ///   kUnavailable / kNotRegistered    the session is over

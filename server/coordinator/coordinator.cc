@@ -18,11 +18,14 @@
 #include "server/coordinator/negotiation.h"
 #include "server/coordinator/plan_cache.h"
 #include "server/coordinator/shared_slices.h"
+#include "server/plan/explain.h"
 
 namespace weightwire::coordinator {
 namespace {
 
 constexpr Nanos kGauges = std::chrono::milliseconds(50);
+/// Between two words to watchers that more has arrived: agents say so as often.
+constexpr Nanos kProgress = std::chrono::seconds(1);
 
 Status ShuttingDown() {
   return Status(Code::kUnavailable, Reason::kShuttingDown, "the coordinator is shutting down");
@@ -104,9 +107,9 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
     leases_.Watch();
   }
 
-  void Heartbeat(AgentId agent, control::Troubles troubles) override {
+  void Heartbeat(AgentId agent, control::Beat beat) override {
     if (!membership_.sessions().contains(agent)) return Fenced("stale_session");
-    membership_.Heard(agent, clock_.Now(), std::move(troubles));
+    if (membership_.Heard(agent, clock_.Now(), std::move(beat))) TellProgressSoon();
   }
 
   void Register(control::RegisterRequest request,
@@ -266,7 +269,8 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
         continue;
       }
       text += engine + ":\n" +
-              plan::Explain(*pair->plan, pair->source->model, pair->target->model, tensor);
+              plan::Explain(*pair->plan, pair->source->model, pair->target->model, tensor,
+                            {TrainerName(), engine});
     }
     if (text.empty()) {
       return Fail(
@@ -329,10 +333,31 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
       if (!stopping_ && membership_.TakeMarksLeft()) JournalMarks([](const Status&) {});
       UpdateGaugesSoon();
       Sweep();
-      const auto watchers = watchers_;
-      for (const auto& [id, changed] : watchers) {
-        if (watchers_.contains(id)) changed();
-      }
+      TellWatchers();
+    }));
+  }
+
+  std::string TrainerName() const {
+    const auto& groups = membership_.groups();
+    const auto trainer = std::ranges::find_if(groups, [](const auto& entry) {
+      return entry.second.role == control::GroupRole::kTrainer;
+    });
+    return trainer == groups.end() ? "trainer" : trainer->first;
+  }
+
+  void TellWatchers() {
+    const auto watchers = watchers_;
+    for (const auto& [id, changed] : watchers) {
+      if (watchers_.contains(id)) changed();
+    }
+  }
+
+  /// For all agents together: each says with every heartbeat how far it is.
+  void TellProgressSoon() {
+    if (watchers_.empty() || std::exchange(progress_due_, true)) return;
+    strand_.PostAfter(kProgress, cancel_.Bind([this] {
+      progress_due_ = false;
+      TellWatchers();
     }));
   }
 
@@ -539,6 +564,7 @@ class CoordinatorImpl final : public Coordinator, private Membership::Observer {
       awaiting_lease_;
   bool change_posted_ = false;
   bool gauges_due_ = false;
+  bool progress_due_ = false;
   uint64_t last_watcher_ = 0;
   std::map<uint64_t, std::function<void()>> watchers_;
   CancelToken cancel_;

@@ -118,6 +118,7 @@ struct EpochStatus {
   double started_wall = 0;               ///< seconds since the Unix epoch
   double prepare_seconds = 0, transfer_seconds = 0, commit_seconds = 0, total_seconds = 0;
   int64_t bytes = 0;
+  int64_t bytes_done = 0, bytes_total = 0;            ///< while it runs: v1::StatusResponse::Epoch
   std::map<std::string, int64_t> bytes_by_transport;  ///< those that moved
   int64_t bytes_kept = 0;                             ///< those that the engines had already
   DeltaFigures delta;                                 ///< made of what changed

@@ -111,6 +111,7 @@ class EpochScheduler : private EpochRunner::Owner, private EpochPlanner::Owner {
   // ---- epoch_scheduler_status.cc ----
   void DescribeEpochs(const StatusQuery& query, StatusSnapshot& snapshot) const;
   EpochStatus StatusOfRun(const EpochRun& run, size_t lines_max) const;
+  void SetProgress(const EpochRun& run, EpochStatus& status) const;
   /// What everyone waits for, and since when; 0: not known.
   std::pair<std::string, Nanos> Waiting() const;
   std::string WaitingMembersLine() const;

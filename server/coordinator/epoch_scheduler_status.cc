@@ -167,13 +167,41 @@ void EpochScheduler::DescribeEpochs(const StatusQuery& query, StatusSnapshot& sn
 /// Members whose agents say nothing, or whose processes are in trouble, come first: the others may
 /// be waiting for them.
 EpochStatus EpochScheduler::StatusOfRun(const EpochRun& run, size_t lines_max) const {
-  return run.ToStatus(s_.clock.Now(), lines_max, [this](const epoch::Member& member) {
+  EpochStatus status = run.ToStatus(s_.clock.Now(), lines_max, [this](const epoch::Member& member) {
     const Session* session = s_.membership.SessionOf(member);
     return SilentSeconds(member) > 0 ||
            (session != nullptr &&
-            std::ranges::find(session->troubles, member, &control::Trouble::member) !=
-                session->troubles.end());
+            std::ranges::find(session->beat.troubles, member, &control::Trouble::member) !=
+                session->beat.troubles.end());
   });
+  SetProgress(run, status);
+  return status;
+}
+
+/// What has arrived, of all that moves. It stays unknown while a rank that still receives has not
+/// said how far it is: an agent of an earlier release never says.
+void EpochScheduler::SetProgress(const EpochRun& run, EpochStatus& status) const {
+  if (run.finished || run.state.phase != epoch::Phase::kTransferring) return;
+  int64_t done = status.bytes, total = 0;
+  for (const epoch::EngineMembers& engine : run.state.spec.engines) {
+    const auto plan = run.plans.find(engine.name);
+    if (plan == run.plans.end()) return;
+    total += plan->second->plan->bytes_total;
+    for (const epoch::Member& member : engine.ranks) {
+      if (run.staged.contains(member)) continue;
+      const Session* session = s_.membership.SessionOf(member);
+      if (session == nullptr) return;
+      const auto& told = session->beat.receiving;
+      const auto said = std::ranges::find_if(told, [&](const control::Receiving& rank) {
+        return rank.member == member && rank.epoch == status.epoch;
+      });
+      if (said == told.end()) return;
+      done += std::min(said->bytes_done, plan->second->plan->bytes_total);
+    }
+  }
+  // What an agent said is not checked: no more than all can have arrived.
+  status.bytes_done = std::min(done, total);
+  status.bytes_total = total;
 }
 
 double EpochScheduler::SilentSeconds(const epoch::Member& member) const {

@@ -269,13 +269,13 @@ std::optional<Nanos> Membership::NextLeaseEnd() const {
   return earliest;
 }
 
-void Membership::Heard(AgentId agent, Nanos now, control::Troubles troubles) {
+bool Membership::Heard(AgentId agent, Nanos now, control::Beat beat) {
   const auto session = sessions_.find(agent);
-  if (session == sessions_.end()) return;
+  if (session == sessions_.end()) return false;
   session->second.heard = now;
-  if (session->second.troubles == troubles) return;
-  session->second.troubles = std::move(troubles);
-  observer_.OnMembershipChanged();
+  const control::Beat before = std::exchange(session->second.beat, std::move(beat));
+  if (session->second.beat.troubles != before.troubles) observer_.OnMembershipChanged();
+  return session->second.beat.receiving != before.receiving;
 }
 
 Status Membership::CheckRegister(const control::RegisterRequest& request) {

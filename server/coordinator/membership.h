@@ -27,7 +27,7 @@ struct Session {
   PortPtr port;
   Nanos heard{};  ///< last sign of life
   bool drained = false;
-  control::Troubles troubles;  ///< as it said last
+  control::Beat beat;  ///< as it said last
 };
 
 /// The way to a registered process. A connection that ends takes nothing from a rank: it keeps its
@@ -156,7 +156,8 @@ class Membership {
   std::optional<Nanos> NextLeaseEnd() const;
   /// The agent said goodbye: its ranks are lost. Nothing of its port is called any more.
   void AgentLeft(AgentId agent);
-  void Heard(AgentId agent, Nanos now, control::Troubles troubles);
+  /// Whether it says other things than before of what its ranks receive.
+  bool Heard(AgentId agent, Nanos now, control::Beat beat);
   const std::map<AgentId, Session>& sessions() const { return sessions_; }
 
   /// Errors: CoordinatorPort::Register's.

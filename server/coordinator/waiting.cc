@@ -58,7 +58,7 @@ std::vector<std::string> SilentLines(const Shared& shared) {
 std::vector<TroubleStatus> TroublesOf(const Shared& shared) {
   std::vector<TroubleStatus> found;
   for (const auto& [id, session] : shared.s.membership.sessions()) {
-    for (const control::Trouble& trouble : session.troubles) {
+    for (const control::Trouble& trouble : session.beat.troubles) {
       std::string where = session.hello.name;
       if (trouble.member != epoch::Member{}) {
         const auto place = shared.s.membership.Find(trouble.member);

@@ -21,7 +21,7 @@
 namespace weightwire::daemon {
 
 enum class Role : int { kAll = 1, kCoordinator = 2, kAgent = 3 };
-enum class LogFormat : int { kJson = 1, kText = 2 };
+enum class LogFormat : int { kAuto = 0, kJson = 1, kText = 2 };
 enum class Gpu : int { kOff = 1, kAuto = 2, kRequired = 3 };
 
 struct Config {
@@ -94,7 +94,7 @@ struct Config {
   uint32_t retain_versions = memory::kBuffersUsual - 1;
 
   std::string log_level = "info";
-  LogFormat log_format = LogFormat::kJson;
+  LogFormat log_format = LogFormat::kAuto;
   std::string tls_cert;
   std::string tls_key;
   std::string tls_ca;

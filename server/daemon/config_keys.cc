@@ -392,8 +392,10 @@ std::vector<Key> MakeKeys() {
                         "rollbacks; each takes a buffer of the rank's size",
                         &Config::retain_versions, 1, memory::kBuffersMax - 1),
       Text("log_level", "LEVEL", "trace, debug, info, warn or error", &Config::log_level),
-      Choice<LogFormat>("log_format", "how logs are written to stderr", &Config::log_format,
-                        {{"json", LogFormat::kJson}, {"text", LogFormat::kText}}),
+      Choice<LogFormat>(
+          "log_format", "how logs are written to stderr; auto: as text on a terminal, else as JSON",
+          &Config::log_format,
+          {{"auto", LogFormat::kAuto}, {"json", LogFormat::kJson}, {"text", LogFormat::kText}}),
       Text("tls_cert", "FILE", "own certificate chain (PEM); with tls_key and tls_ca gRPC is mTLS",
            &Config::tls_cert),
       Text("tls_key", "FILE", "its private key (PEM, PKCS#8)", &Config::tls_key),

@@ -145,8 +145,12 @@ class DaemonImpl final : public Daemon {
 
 Result<std::unique_ptr<Daemon>> Daemon::Start(const Config& config, const Build& build) {
   auto daemon = std::make_unique<DaemonImpl>(config, build);
-  WW_ASSIGN(const bool opened, daemon->Open());
-  if (!opened) daemon.reset();
+  const Result<bool> opened = daemon->Open();
+  if (!opened) {
+    spdlog::critical("{}", opened.error().ToString());  // before what stops says so
+    return Fail(opened.error());
+  }
+  if (!*opened) daemon.reset();
   return daemon;
 }
 

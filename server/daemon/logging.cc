@@ -4,9 +4,12 @@
 #include <spdlog/details/os.h>
 #include <spdlog/fmt/chrono.h>
 #include <spdlog/formatter.h>
-#include <spdlog/sinks/stdout_sinks.h>
+#include <spdlog/pattern_formatter.h>
+#include <spdlog/sinks/stdout_color_sinks.h>
 #include <spdlog/spdlog.h>
+#include <unistd.h>
 
+#include <cstdlib>
 #include <memory>
 #include <string>
 #include <string_view>
@@ -42,6 +45,30 @@ class JsonFormatter final : public spdlog::formatter {
   const std::string fields_;  ///< constant fields, ready to be inserted
 };
 
+/// In a pattern: what the thread's lines carry behind their message.
+class FieldsFlag final : public spdlog::custom_flag_formatter {
+ public:
+  void format(const spdlog::details::log_msg&, const std::tm&, spdlog::memory_buf_t& out) override {
+    const std::string& text = rpc::LogFields::Text();
+    out.append(text.data(), text.data() + text.size());
+  }
+  std::unique_ptr<spdlog::custom_flag_formatter> clone() const override {
+    return std::make_unique<FieldsFlag>();
+  }
+};
+
+std::unique_ptr<spdlog::formatter> TextFormatter() {
+  auto text = std::make_unique<spdlog::pattern_formatter>();
+  text->add_flag<FieldsFlag>('*').set_pattern("%Y-%m-%d %H:%M:%S.%e %^%-8l%$ %v%*");
+  return text;
+}
+
+/// https://no-color.org
+spdlog::color_mode Colours() {
+  const char* no = std::getenv("NO_COLOR");
+  return no != nullptr && *no != '\0' ? spdlog::color_mode::never : spdlog::color_mode::automatic;
+}
+
 std::string ConstantFields(const Config& config) {
   std::string out;
   auto add = [&out](std::string_view name, std::string_view value) {
@@ -64,12 +91,14 @@ void LogFromGrpc(gpr_log_func_args* args) {
 }  // namespace
 
 void StartLogging(const Config& config) {
-  auto logger = std::make_shared<spdlog::logger>("weightwire",
-                                                 std::make_shared<spdlog::sinks::stderr_sink_mt>());
-  if (config.log_format == LogFormat::kJson) {
+  auto logger = std::make_shared<spdlog::logger>(
+      "weightwire", std::make_shared<spdlog::sinks::stderr_color_sink_mt>(Colours()));
+  const bool people = config.log_format == LogFormat::kAuto ? isatty(STDERR_FILENO) != 0
+                                                            : config.log_format == LogFormat::kText;
+  if (!people) {
     logger->set_formatter(std::make_unique<JsonFormatter>(ConstantFields(config)));
   } else {
-    logger->set_pattern("%Y-%m-%d %H:%M:%S.%e %l %v");
+    logger->set_formatter(TextFormatter());
   }
   logger->set_level(spdlog::level::from_str(config.log_level));
   logger->flush_on(spdlog::level::info);

@@ -95,7 +95,7 @@ int Serve(const Config& config) {
   auto daemon = Daemon::Start(config, {WEIGHTWIRE_VERSION, std::string(Revision())});
   if (!daemon) {
     ArmImpatience();
-    return ReportFailure(daemon.error());
+    return ExitCodeOf(daemon.error());  // Start has logged it
   }
   if (*daemon == nullptr) return 0;
   std::printf("%s\n", (*daemon)->ReadyLine().c_str());

@@ -4,6 +4,8 @@
 #include <string_view>
 #include <vector>
 
+#include "server/base/bytes_text.h"
+#include "server/plan/explain.h"
 #include "server/plan/locator.h"
 #include "server/plan/plan.h"
 #include "server/plan/text.h"
@@ -19,34 +21,52 @@ std::string Padded(std::string text, size_t width) {
   return std::string(width > text.size() ? width - text.size() : 0, ' ') + text;
 }
 
-std::string BytesBySide(const TransferPlan& plan, Side side, uint32_t ranks) {
-  std::vector<int64_t> bytes(ranks, 0);
+class Ranks {
+ public:
+  explicit Ranks(const GroupNames& names) : names_(names) {}
+  std::string Name(Side side, uint32_t rank) const {
+    return (side == Side::kSource ? names_.source : names_.target) + "/" + std::to_string(rank);
+  }
+
+ private:
+  const GroupNames& names_;
+};
+
+std::string BytesBySide(const TransferPlan& plan, Side side, uint32_t count, const Ranks& ranks) {
+  std::vector<int64_t> bytes(count, 0);
   for (const Stream& stream : plan.streams) {
     bytes[side == Side::kSource ? stream.source_rank : stream.target_rank] += stream.bytes;
   }
   std::string text;
-  for (uint32_t rank = 0; rank < ranks; ++rank) {
-    text += "  " + RankText(side, rank) + (side == Side::kSource ? " sends " : " receives ") +
-            std::to_string(bytes[rank]) + " bytes\n";
+  for (uint32_t rank = 0; rank < count; ++rank) {
+    text += "  " + ranks.Name(side, rank) + (side == Side::kSource ? " sends " : " receives ") +
+            BytesText(bytes[rank]) + "\n";
   }
   return text;
 }
 
-std::string Matrix(const TransferPlan& plan) {
-  constexpr size_t kWidth = 14;
+std::string Matrix(const TransferPlan& plan, const Ranks& ranks) {
+  size_t width = 10;
+  for (uint32_t t = 0; t < plan.target_ranks; ++t) {
+    width = std::max(width, ranks.Name(Side::kTarget, t).size() + 2);
+  }
   std::vector<std::vector<int64_t>> bytes(plan.source_ranks,
                                           std::vector<int64_t>(plan.target_ranks, 0));
+  size_t names = 0;
+  for (uint32_t s = 0; s < plan.source_ranks; ++s) {
+    names = std::max(names, ranks.Name(Side::kSource, s).size() + 2);
+  }
   for (const Stream& stream : plan.streams) {
     bytes[stream.source_rank][stream.target_rank] = stream.bytes;
   }
-  std::string text = "bytes from source (row) to target (column)\n" + Padded("", kWidth);
+  std::string text = "from (row) to (column)\n" + Padded("", names);
   for (uint32_t t = 0; t < plan.target_ranks; ++t) {
-    text += Padded(RankText(Side::kTarget, t), kWidth);
+    text += Padded(ranks.Name(Side::kTarget, t), width);
   }
   text += '\n';
   for (uint32_t s = 0; s < plan.source_ranks; ++s) {
-    text += Padded(RankText(Side::kSource, s), kWidth);
-    for (int64_t value : bytes[s]) text += Padded(std::to_string(value), kWidth);
+    text += Padded(ranks.Name(Side::kSource, s), names);
+    for (int64_t value : bytes[s]) text += Padded(value == 0 ? "-" : BytesText(value), width);
     text += '\n';
   }
   return text;
@@ -57,11 +77,11 @@ std::string StridedText(int64_t offset, std::span<const int64_t> stride) {
   return text += std::to_string(offset) + " strides " + ShapeText(stride);
 }
 
-std::string GatheredBySide(const TransferPlan& plan) {
+std::string GatheredBySide(const TransferPlan& plan, const Ranks& ranks) {
   std::string text;
   for (const auto& [rank, gathered] : plan.gathered) {
-    text += "  " + RankText(Side::kTarget, rank) + " gathers " +
-            std::to_string(GatherBufferBytes(gathered)) + " bytes of " +
+    text += "  " + ranks.Name(Side::kTarget, rank) + " gathers " +
+            BytesText(GatherBufferBytes(gathered)) + " of " +
             std::string(layout::DTypeName(gathered.dtype)) +
             ", blocks of which no source rank holds all, and quantizes them\n";
   }
@@ -103,7 +123,7 @@ std::optional<layout::Box> GatheredBox(const layout::LocalTensor& from, uint32_t
 }
 
 std::string CopiesOf(const TransferPlan& plan, const ModelLayout& source, const ModelLayout& target,
-                     std::string_view tensor) {
+                     std::string_view tensor, const Ranks& ranks) {
   const auto found = std::lower_bound(plan.tensor_names.begin(), plan.tensor_names.end(), tensor);
   if (found == plan.tensor_names.end() || *found != tensor) {
     return "the plan knows no tensor '" + std::string(tensor) + "'\n";
@@ -114,8 +134,8 @@ std::string CopiesOf(const TransferPlan& plan, const ModelLayout& source, const 
     for (const CopyOp& op : stream.ops) {
       if (op.canonical != canonical) continue;
       const auto& from = source.ranks[stream.source_rank].tensors[op.source_tensor];
-      const std::string from_text = RankText(Side::kSource, stream.source_rank) + " " + from.name;
-      const std::string rank_text = RankText(Side::kTarget, stream.target_rank) + " ";
+      const std::string from_text = ranks.Name(Side::kSource, stream.source_rank) + " " + from.name;
+      const std::string rank_text = ranks.Name(Side::kTarget, stream.target_rank) + " ";
       const auto& tensors = target.ranks[stream.target_rank].tensors;
       if (op.target_tensor == tensors.size()) {
         const auto same = source.canonical.Find(tensor);
@@ -128,7 +148,7 @@ std::string CopiesOf(const TransferPlan& plan, const ModelLayout& source, const 
     }
   }
   for (const auto& [rank, gathered] : plan.gathered) {
-    const std::string rank_text = RankText(Side::kTarget, rank) + " ";
+    const std::string rank_text = ranks.Name(Side::kTarget, rank) + " ";
     for (const CopyOp& op : gathered.made) {
       if (op.canonical != canonical) continue;
       const auto& to = target.ranks[rank].tensors[op.target_tensor];
@@ -142,19 +162,20 @@ std::string CopiesOf(const TransferPlan& plan, const ModelLayout& source, const 
 }  // namespace
 
 std::string Explain(const TransferPlan& plan, const ModelLayout& source, const ModelLayout& target,
-                    std::string_view tensor) {
-  std::string text = "plan " + plan.id.ToHex() + ": " + std::to_string(plan.bytes_total) +
-                     " bytes in " + std::to_string(plan.copies_total) + " copies and " +
+                    std::string_view tensor, const GroupNames& names) {
+  const Ranks ranks(names);
+  std::string text = "plan " + plan.id.ToHex() + ": " + BytesText(plan.bytes_total) + " in " +
+                     std::to_string(plan.copies_total) + " copies and " +
                      std::to_string(plan.streams.size()) + " streams, from " +
                      std::to_string(plan.source_ranks) + " to " +
                      std::to_string(plan.target_ranks) + " ranks\n";
-  text += BytesBySide(plan, Side::kSource, plan.source_ranks);
-  text += BytesBySide(plan, Side::kTarget, plan.target_ranks);
-  text += GatheredBySide(plan);
+  text += BytesBySide(plan, Side::kSource, plan.source_ranks, ranks);
+  text += BytesBySide(plan, Side::kTarget, plan.target_ranks, ranks);
+  text += GatheredBySide(plan, ranks);
   if (plan.source_ranks <= kMatrixRanksMax && plan.target_ranks <= kMatrixRanksMax) {
-    text += Matrix(plan);
+    text += Matrix(plan, ranks);
   }
-  if (!tensor.empty()) text += CopiesOf(plan, source, target, tensor);
+  if (!tensor.empty()) text += CopiesOf(plan, source, target, tensor, ranks);
   return text;
 }
 

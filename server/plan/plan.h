@@ -191,9 +191,4 @@ struct PlanReport {
 PlanReport Report(const TransferPlan& plan, const layout::ModelLayout& source,
                   const layout::ModelLayout& target);
 
-/// Lines a person reads: totals, bytes per rank, the source × target matrix (when it is at most
-/// 16 × 16), and for `tensor` (canonical name; empty = none) every copy with its boxes.
-std::string Explain(const TransferPlan& plan, const layout::ModelLayout& source,
-                    const layout::ModelLayout& target, std::string_view tensor = {});
-
 }  // namespace weightwire::plan

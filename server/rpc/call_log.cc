@@ -41,8 +41,8 @@ void CallLog::Ended(const Status& status) const {
   if (!spdlog::should_log(level)) return;
   const std::string trace = trace_id_ == TraceId{} ? "" : TraceHex(trace_id_);
   const LogFields fields({{"trace_id", trace}});
-  spdlog::log(level, "rpc {} peer={} seconds={:.6f} trace={}: {}", method_, peer_, seconds,
-              trace.empty() ? "-" : trace, status.ToString());
+  spdlog::log(level, "rpc {} peer={} seconds={:.6f}: {}", method_, peer_, seconds,
+              status.ToString());
 }
 
 }  // namespace weightwire::rpc

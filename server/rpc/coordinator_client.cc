@@ -140,8 +140,8 @@ class CoordinatorClient final : public control::CoordinatorPort {
     calls_->PostAfter(options_.call_deadline, [call = leaving_] { call->Stop(); });
   }
 
-  void Heartbeat(AgentId, control::Troubles troubles) override {
-    if (session_.call) session_.call->Heartbeat(troubles);
+  void Heartbeat(AgentId, control::Beat beat) override {
+    if (session_.call) session_.call->Heartbeat(beat);
   }
 
   void Register(control::RegisterRequest request,

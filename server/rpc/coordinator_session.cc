@@ -66,12 +66,12 @@ class SessionStream final : public Duplex<v1::SessionUp, v1::SessionDown>,
         }
         return true;
       case v1::SessionUp::kHeartbeat:
-        OnStrand([this, shown = up.heartbeat().token(),
-                  troubles = wire::TroublesOf(up.heartbeat())]() mutable {
-          if (agent_ == AgentId()) return;
-          if (Status known = Reauthorise(shown); !known.ok()) return End(std::move(known));
-          coordinator_.Heartbeat(agent_, std::move(troubles));
-        });
+        OnStrand(
+            [this, shown = up.heartbeat().token(), beat = wire::BeatOf(up.heartbeat())]() mutable {
+              if (agent_ == AgentId()) return;
+              if (Status known = Reauthorise(shown); !known.ok()) return End(std::move(known));
+              coordinator_.Heartbeat(agent_, std::move(beat));
+            });
         return true;
       case v1::SessionUp::kGoodbye:
         OnStrand([this] {

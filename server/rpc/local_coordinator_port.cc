@@ -62,9 +62,9 @@ class LocalPort final : public control::CoordinatorPort {
     });
   }
 
-  void Heartbeat(AgentId agent, control::Troubles troubles) override {
-    there_.Post([&there = coordinator_, agent, troubles = std::move(troubles)]() mutable {
-      there.Heartbeat(agent, std::move(troubles));
+  void Heartbeat(AgentId agent, control::Beat beat) override {
+    there_.Post([&there = coordinator_, agent, beat = std::move(beat)]() mutable {
+      there.Heartbeat(agent, std::move(beat));
     });
   }
 

@@ -8,7 +8,7 @@ namespace weightwire::rpc {
 namespace {
 
 /// The default logger writes in the thread that logs, so that its formatter sees this.
-thread_local std::string fields_of_thread;
+thread_local std::string fields_of_thread, text_of_thread;
 
 }  // namespace
 
@@ -33,12 +33,18 @@ LogFields::LogFields(std::initializer_list<std::pair<std::string_view, std::stri
     if (value.empty()) continue;
     fields_of_thread.append(",\"").append(name).append("\":");
     AppendJsonText(value, fields_of_thread);
+    if (name == "trace_id") text_of_thread.append(" trace=").append(value);
   }
 }
 
-LogFields::~LogFields() { fields_of_thread.clear(); }
+LogFields::~LogFields() {
+  fields_of_thread.clear();
+  text_of_thread.clear();
+}
 
 const std::string& LogFields::Json() { return fields_of_thread; }
+
+const std::string& LogFields::Text() { return text_of_thread; }
 
 void LogNote(const Note& note) {
   const auto level = note.bad ? spdlog::level::warn : spdlog::level::info;
@@ -48,8 +54,8 @@ void LogNote(const Note& note) {
   const std::string version = std::to_string(note.version.value);
   const LogFields fields(
       {{"trace_id", trace}, {"epoch", epoch}, {"version", version}, {"rank", note.rank}});
-  spdlog::log(level, "epoch {} (version {}): {}{}{} trace={}", epoch, version, note.rank,
-              note.rank.empty() ? "" : " ", note.text, trace);
+  spdlog::log(level, "epoch {} (version {}): {}{}{}", epoch, version, note.rank,
+              note.rank.empty() ? "" : " ", note.text);
 }
 
 }  // namespace weightwire::rpc

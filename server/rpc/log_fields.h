@@ -21,13 +21,15 @@ class LogFields {
 
   /// `,"trace_id":"…"` of this thread, to be inserted in a JSON object.
   static const std::string& Json();
+  /// ` trace=…` of this thread, for the end of a line of text; the other fields are in its message.
+  static const std::string& Text();
 };
 
 /// `text` as a JSON string, in quotes, at the end of `out`.
 void AppendJsonText(std::string_view text, std::string& out);
 
-/// Logs the note with the fields trace_id, epoch, version and rank, at info or warn level; as text
-/// "epoch 7 (version 3): … trace=…".
+/// Logs "epoch 7 (version 3): …" with the fields trace_id, epoch, version and rank, at info or warn
+/// level.
 void LogNote(const Note& note);
 
 }  // namespace weightwire::rpc

@@ -20,11 +20,11 @@ void SessionCall::Start(v1::Coordinator::Stub& stub, const control::AgentHello& 
   StartCall();
 }
 
-void SessionCall::Heartbeat(const control::Troubles& troubles) {
+void SessionCall::Heartbeat(const control::Beat& beat) {
   std::lock_guard lock(mutex_);
   if (leaving_ || (writing_ && up_.has_heartbeat())) return;
   beat_due_ = true;
-  troubles_ = troubles;
+  beat_ = beat;
   WriteNext();
 }
 
@@ -60,7 +60,7 @@ void SessionCall::WriteNext() {
 
 void SessionCall::FillHeartbeat() {
   up_.mutable_heartbeat()->set_sequence(++sequence_);
-  wire::SetTroubles(troubles_, up_.mutable_heartbeat());
+  wire::SetBeat(beat_, up_.mutable_heartbeat());
   up_.mutable_heartbeat()->clear_token();
   if (auto token = token_ ? token_->Text() : shown_; token && *token != shown_) {
     shown_ = *token;

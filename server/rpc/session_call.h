@@ -35,7 +35,7 @@ class SessionCall final : public grpc::ClientBidiReactor<v1::SessionUp, v1::Sess
   /// Once. Nothing happens when the client is going.
   void Start(v1::Coordinator::Stub& stub, const control::AgentHello& hello);
   /// One that finds the last one still unwritten is dropped: nothing new would be said.
-  void Heartbeat(const control::Troubles& troubles = {});
+  void Heartbeat(const control::Beat& beat = {});
   /// In order; those that find the stream busy travel together. `number`: wire::ReportsWriter::Add.
   void Report(v1::ReportRequest report, uint64_t number);
   /// Says goodbye behind the reports, after which the coordinator ends the stream.
@@ -65,7 +65,7 @@ class SessionCall final : public grpc::ClientBidiReactor<v1::SessionUp, v1::Sess
   bool writing_ = false;
   bool over_ = false;  ///< no write may start any more
   bool beat_due_ = false;
-  control::Troubles troubles_;  ///< of the beat that is due
+  control::Beat beat_;  ///< that is due
   wire::ReportsWriter reports_;
   bool leaving_ = false, said_goodbye_ = false;
   bool done_ = false;

@@ -126,6 +126,8 @@ void SetEpoch(const coordinator::EpochStatus& from, v1::StatusResponse::Epoch* t
   to->set_commit_seconds(from.commit_seconds);
   to->set_total_seconds(from.total_seconds);
   to->set_bytes(from.bytes);
+  to->set_bytes_done(from.bytes_done);
+  to->set_bytes_total(from.bytes_total);
   to->mutable_bytes_by_transport()->insert(from.bytes_by_transport.begin(),
                                            from.bytes_by_transport.end());
   to->set_bytes_kept(from.bytes_kept);

@@ -176,6 +176,29 @@ control::Troubles TroublesOf(const v1::Heartbeat& heartbeat) {
   return out;
 }
 
+void SetBeat(const control::Beat& beat, v1::Heartbeat* out) {
+  SetTroubles(beat.troubles, out);
+  out->clear_receiving();
+  for (const control::Receiving& rank : beat.receiving) {
+    if (static_cast<size_t>(out->receiving_size()) == kReceivingMax) return;
+    v1::Heartbeat::Receiving* to = out->add_receiving();
+    *to->mutable_member() = ToProto(rank.member);
+    to->set_epoch(rank.epoch.value);
+    to->set_bytes_done(rank.bytes_done);
+  }
+}
+
+control::Beat BeatOf(const v1::Heartbeat& heartbeat) {
+  control::Beat out{TroublesOf(heartbeat), {}};
+  for (const v1::Heartbeat::Receiving& from : heartbeat.receiving()) {
+    if (out.receiving.size() == kReceivingMax) break;
+    auto member = FromProto("member", from.member());
+    if (!member || from.bytes_done() < 0) continue;
+    out.receiving.push_back({*member, Epoch(from.epoch()), from.bytes_done()});
+  }
+  return out;
+}
+
 v1::AgentWelcome ToProto(const control::AgentWelcome& welcome) {
   v1::AgentWelcome out;
   out.set_agent(welcome.agent.value);

@@ -34,6 +34,11 @@ void SetTroubles(const control::Troubles& troubles, v1::Heartbeat* out);
 /// For people only, so that nothing is refused: what is too much or names nobody is left off.
 control::Troubles TroublesOf(const v1::Heartbeat& heartbeat);
 
+/// At most kReceivingMax ranks that receive.
+void SetBeat(const control::Beat& beat, v1::Heartbeat* out);
+/// As TroublesOf.
+control::Beat BeatOf(const v1::Heartbeat& heartbeat);
+
 v1::AgentWelcome ToProto(const control::AgentWelcome& welcome);
 Result<control::AgentWelcome> FromProto(const v1::AgentWelcome& welcome);
 

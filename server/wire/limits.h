@@ -21,8 +21,9 @@ inline constexpr size_t kPiecesMax = 8'000'000;   ///< of one rank
 inline constexpr size_t kRanksMax = 16'384;
 inline constexpr size_t kLegsMax = 16'384;  ///< plans that one member takes part in
 inline constexpr size_t kDigestsMax = 4'000'000;
-inline constexpr size_t kTroublesMax = 64;  ///< of one heartbeat
-inline constexpr size_t kHeldMax = 16;      ///< contents of one rank's buffers
+inline constexpr size_t kTroublesMax = 64;    ///< of one heartbeat
+inline constexpr size_t kReceivingMax = 256;  ///< of one heartbeat
+inline constexpr size_t kHeldMax = 16;        ///< contents of one rank's buffers
 
 inline constexpr uint64_t kVersionMax = INT64_MAX;  ///< after the last number none could follow
 

@@ -153,8 +153,16 @@ def test_a_version_that_moves_names_the_engine_that_still_reads(browser, fleet, 
     assert "rollout-b/0 to receive and verify its bytes agent rollout-b, pid" in text_of(browser, "who")
     assert "trainer ranks 0–3 to be read completely" in text_of(browser, "who") and "rollout-b" in text_of(browser, "epochs")
     assert browser.ask("document.querySelectorAll('#epochs tr.running').length") == 1
+    # The agent of the slow engine says with each heartbeat how much has arrived: it grows, and what is left shrinks.
+    part = "Number(document.querySelector('#progress [role=progressbar]')?.getAttribute('aria-valuenow'))"
+    browser.until(f"{part} >= 60")
+    assert browser.ask("/ · \\d+ % of [0-9.]+ MB at [0-9.]+ [kM]B\\/s, about [0-9.]+ m?s left/.test(document.getElementById('sentence').textContent)"), \
+        text_of(browser, "sentence")
+    first = browser.ask(part)
     looks_right(browser, "transfer-desktop", pictures, fleet.hub)
+    browser.until(f"{part} > {first}")
     join()
+    browser.until("document.querySelector('#progress .bar') === null")
     browser.until("/^all \\d+ engines serve version 2$/.test(document.getElementById('waiting').textContent)")
     browser.until("document.querySelectorAll('#links .spark i').length === 4")
     assert "last 2 epochs" in text_of(browser, "links-note")

@@ -150,6 +150,14 @@ UNSAFE = [
     ({"agent": {"config": {"allow_uids": [0], "socket_group": 5}}}, "agent.config.socket_group is set by the chart"),
     ({"agent": {"config": {"advertise_host": "10.0.0.1"}}}, "agent.config.advertise_host is set by the chart"),
     ({"rdma": {"enabled": True, "resource": "rdma/hca"}}, "does not name ucx"),
+    ({"agent": {"gpu": {"claim": "gpu", "visibleDevices": "all", "slabGiB": 1}}}, "two ways to the same GPUs"),
+    ({"agent": {"gpu": {"visibleDevices": "all"}}}, "agent.gpu.slabGiB=0"),
+    ({"agent": {"gpu": {"slabGiB": 1}}}, "no agent would see a GPU to take it of"),
+    ({"agent": {"config": {"gpu_direct": "required"}}}, "agent.config.gpu_direct=required"),
+    ({"agent": {"config": {"gpu_slab_bytes": 1}}}, "agent.config.gpu_slab_bytes is set by the chart"),
+    ({"agent": {"gpu": {"claim": "gpu", "slabGiB": 1}}, **chart.workload()}, "they would not share a GPU"),
+    ({"agent": {"gpu": {"claim": "gpu", "slabGiB": 1}}, **chart.workload(podSpec={"resourceClaims": [{"name": "gpu"}]})},
+     "they would not share a GPU"),
     ({"rdma": {"enabled": True}, "agent": {"transports": ["ucx"]}}, "needs rdma.resource"),
     (chart.workload(podSpec={"hostPID": True}), "hostPID is refused"),
     (chart.workload(podSpec={"hostIPC": True}), "hostIPC is refused"),
@@ -385,6 +393,30 @@ def test_an_agent_may_use_what_it_is_told_it_may(config, tmp_path):
     limit = agent["resources"]["limits"]["memory"]
     assert agent["resources"]["requests"]["memory"] == limit and limit.endswith("Mi")
     assert needed + (256 << 20) <= int(limit[:-2]) << 20 <= needed + (258 << 20)
+
+
+CLAIMING = {"resourceClaims": [{"name": "gpu", "resourceClaimTemplateName": "one-gpu"}],
+            "containers": [{"name": "app", "image": "app:1", "resources": {"claims": [{"name": "gpu"}]}}]}
+
+
+@pytest.mark.parametrize("gpu,pod", [({"claim": "gpu"}, CLAIMING), ({"visibleDevices": "all"}, {"runtimeClassName": "nvidia"})],
+                         ids=["claim", "visible-devices"])
+def test_agents_that_share_a_gpu_lend_of_it(gpu, pod, tmp_path):
+    without, within = (pods(rendered("tcp", own, chart.workload(podSpec=pod)))["app"]["spec"]
+                       for own in ({}, {"agent": {"gpu": {**gpu, "slabGiB": 24, "hostMiB": 700}}}))
+    manifests = rendered("tcp", {"agent": {"gpu": {**gpu, "slabGiB": 24}}}, chart.workload(podSpec=pod))
+    for item in manifests:
+        validate(item, latest_version(), strict=True)
+    plain, agent = chart.sidecar(without), chart.sidecar(within)
+    assert agent["resources"].get("claims") == ([{"name": "gpu"}] if "claim" in gpu else None)
+    added = {entry["name"]: entry["value"] for entry in agent["env"] if entry not in plain["env"]}
+    assert added == ({} if "claim" in gpu else {"NVIDIA_VISIBLE_DEVICES": "all", "NVIDIA_DRIVER_CAPABILITIES": "compute,utility"})
+    for kind in ("requests", "limits"):
+        memory = [int(one["resources"][kind]["memory"].removesuffix("Mi")) for one in (plain, agent)]
+        assert memory[1] - memory[0] == 700
+    settings = settings_of(manifests, agent, "agent.yaml", tmp_path)
+    assert (settings["gpu"], int(settings["gpu_slab_bytes"])) == ("required", 24 << 30)
+    assert within["containers"] == without["containers"], "the application's own are left alone"
 
 
 @pytest.mark.parametrize("name", chart.PROFILES)

@@ -120,7 +120,9 @@ def test_the_matrix_says_who_sends_how_much_to_whom(daemon, groups):
     assert [len(row) for row in plan["rows"]] == [2] * 4
     assert sum(map(sum, plan["rows"])) == plan["bytes_total"] == status.epoch_of(1).bytes // 2
     for rank, row in enumerate(plan["rows"]):
-        assert f"source/{rank} sends {sum(row)} bytes" in explained, explained
+        amount, unit = re.search(rf"^  trainer/{rank} sends (\S+) (\S+)$", explained, re.M).groups()
+        assert abs(float(amount) * {"kB": 1e3, "MB": 1e6}[unit] - sum(row)) <= 0.05 * {"kB": 1e3, "MB": 1e6}[unit], explained
+    assert re.search(r"^ +engine-a/0  +engine-a/1$", explained, re.M), explained
     assert plan["id"] in explained
 
 

@@ -14,6 +14,7 @@ from conftest import BINARIES, until
 from demo.fleet import Daemon
 from ports import free_ports
 from test_client import assert_serves, engine, load, trainer
+from test_progress import PIECES, SLOW
 from weightwire import Client
 
 PREVIOUS = os.environ.get("WEIGHTWIRE_PREVIOUS_BIN_DIR")
@@ -32,10 +33,10 @@ class Fleet:
         self.directory, self.daemons = directory, {}
         self.port = free_ports(1)[0]
 
-    def start(self, name: str, which: str) -> Daemon:
+    def start(self, name: str, which: str, **options) -> Daemon:
         config = {"role": "coordinator", "listen": f"127.0.0.1:{self.port}", "state_dir": self.directory / "state"}
         if name != "coordinator":
-            config = {"role": "agent", "coordinator": f"127.0.0.1:{self.port}"}
+            config = {"role": "agent", "coordinator": f"127.0.0.1:{self.port}", **options}
         self.daemons[name] = Daemon(binary(which), str(self.directory / name), name, **config)
         return self.daemons[name]
 
@@ -77,6 +78,23 @@ def test_any_mixture_moves_versions_and_fills_who_comes_late(fleet, groups, coor
             said = subprocess.run([binary(which, "wwctl"), command, "--address", f"127.0.0.1:{fleet.port}"],
                                   capture_output=True, text=True, timeout=30)
             assert said.returncode == 0, f"{which} wwctl {command}: {said.stderr}"
+
+
+def test_how_far_a_version_is_is_unknown_while_an_old_agent_receives(fleet, groups):
+    """Not 0 %, of which nobody could tell whether it moves."""
+    fleet.start("coordinator", NEW)
+    sources, targets = fleet.start("trainer", NEW, **PIECES), fleet.start("engines", OLD, **SLOW)
+    groups += [trainer(sources), engine(targets, "engine-a", 1)]
+    load(groups[0], 1)
+    for publisher in groups[0].publishers:
+        publisher.publish(1)
+    seen = []
+    with Client(f"127.0.0.1:{fleet.port}") as client:
+        client.wait_version(1, timeout=60, on_progress=seen.append)
+    moving = [p for p in seen if p.stage == "transferring"]
+    # The rank reports its bytes when it has all of them; its sources may still be waited for.
+    arriving = [p for p in moving if p.percent != 100]
+    assert arriving and {(p.percent, p.bytes_per_second, p.seconds_left) for p in arriving} == {(None, None, None)}
 
 
 def test_what_an_old_agent_cannot_do_is_said(fleet, groups):

@@ -153,9 +153,9 @@ void SimPort::CloseSession(AgentId agent) {
   });
   agent_ = nullptr;
 }
-void SimPort::Heartbeat(AgentId agent, control::Troubles troubles) {
-  Up([agent, troubles = std::move(troubles)](coordinator::Coordinator& coordinator) {
-    coordinator.Heartbeat(agent, troubles);
+void SimPort::Heartbeat(AgentId agent, control::Beat beat) {
+  Up([agent, beat = std::move(beat)](coordinator::Coordinator& coordinator) {
+    coordinator.Heartbeat(agent, beat);
   });
 }
 void SimPort::Report(AgentId agent, epoch::Report report) {

@@ -45,7 +45,7 @@ class SimPort final : public control::CoordinatorPort {
   void OpenSession(control::AgentHello hello, control::AgentPort* port,
                    control::Reply<control::AgentWelcome> reply) override;
   void CloseSession(AgentId agent) override;
-  void Heartbeat(AgentId agent, control::Troubles troubles) override;
+  void Heartbeat(AgentId agent, control::Beat beat) override;
   void Register(control::RegisterRequest request,
                 control::Reply<control::RegisterReply> reply) override;
   void SubmitLayout(control::LayoutSubmission submission,

@@ -99,6 +99,8 @@ class EpochStatus:
     delta_code_bytes: int = 0  #: that were moved for them; part of `bytes_by_transport`
     delta_elements: int = 0  #: in `delta_bytes`
     delta_changed: int = 0  #: of `delta_elements`
+    bytes_done: int = 0  #: while it runs: those that have arrived, as agents said last, of `bytes_total`
+    bytes_total: int = 0  #: 0: not known, or the epoch has ended
 
     @staticmethod
     def from_proto(e: Any, engines: "_EngineTable | None" = None) -> "EpochStatus":
@@ -110,7 +112,7 @@ class EpochStatus:
             {"prepare": e.prepare_seconds, "transfer": e.transfer_seconds, "commit": e.commit_seconds,
              "total": e.total_seconds}, e.bytes, dict(e.bytes_by_transport), e.bytes_kept,
             e.content_root, engines.named(e.left_out_runs, e.left_out), e.trace_id, e.lineage, e.waiting_for_left,
-            e.delta_bytes, e.delta_code_bytes, e.delta_elements, e.delta_changed)
+            e.delta_bytes, e.delta_code_bytes, e.delta_elements, e.delta_changed, e.bytes_done, e.bytes_total)
 
 
 class _EngineTable:

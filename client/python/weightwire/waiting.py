@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Callable, Generic, Sequence, TypeVar
 
 from weightwire import errors
@@ -20,6 +20,24 @@ class Progress:
     bytes_done: int = 0
     bytes_total: int = 0  #: 0: not known at this place
     waiting_for: str = ""
+    transfer_seconds: float = field(default=0.0, compare=False)  #: since bytes began to move
+
+    @property
+    def percent(self) -> float | None:
+        """Of all bytes so many have arrived, from 0 to 100; None where it is not known."""
+        return 100 * self.bytes_done / self.bytes_total if self.bytes_total > 0 else None
+
+    @property
+    def bytes_per_second(self) -> float | None:
+        """The mean since the transfer began; None where it is not known, or before anything has arrived."""
+        known = self.bytes_total > 0 and self.bytes_done > 0 and self.transfer_seconds > 0
+        return self.bytes_done / self.transfer_seconds if known else None
+
+    @property
+    def seconds_left(self) -> float | None:
+        """Until all has arrived, at that rate; None where it is not known."""
+        rate = self.bytes_per_second
+        return (self.bytes_total - self.bytes_done) / rate if rate else None
 
 
 ProgressCallback = Callable[[Progress], Any]
@@ -50,8 +68,9 @@ class VersionWait(Generic[Found]):
         if epoch is None:
             now = Progress(self.version, "waiting", waiting_for=status.waiting_for)
         else:
-            now = Progress(self.version, epoch.phase, epoch.epoch, epoch.attempt, epoch.bytes,
-                           waiting_for=status.waiting_for)
+            now = Progress(self.version, epoch.phase, epoch.epoch, epoch.attempt,
+                           max(epoch.bytes, epoch.bytes_done), epoch.bytes_total, status.waiting_for,
+                           epoch.seconds["transfer"])
         if self._on_progress is not None and now != self._told:
             self._told = now
             self._on_progress(now)

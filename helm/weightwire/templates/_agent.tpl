@@ -17,6 +17,10 @@ env:
   # With it goes the container's memory, below.
   - name: WEIGHTWIRE_STAGE_BYTES_MAX
     value: {{ mul (int64 (last .)) 1073741824 | quote }}
+  {{- with $root.Values.agent.gpu.visibleDevices }}
+  - {name: NVIDIA_VISIBLE_DEVICES, value: {{ . | quote }}}
+  - {name: NVIDIA_DRIVER_CAPABILITIES, value: "compute,utility"}
+  {{- end }}
   {{- with $root.Values.agent.extraEnv }}
   {{- toYaml . | nindent 2 }}
   {{- end }}
@@ -42,6 +46,9 @@ readinessProbe:
   timeoutSeconds: 6
 {{- end }}
 resources:
+  {{- with $root.Values.agent.gpu.claim }}
+  claims: [{name: {{ . }}}]
+  {{- end }}
   requests:
     cpu: {{ $root.Values.agent.cpu | quote }}
     memory: {{ $memory }}

@@ -75,6 +75,22 @@
 {{- fail (printf "agent.config.%s is set by the chart: use agent.stageGiB, agent.transports, tls, tls.pages, bindHost or job, or leave it (probes, ports and memory depend on it)" $name) -}}
 {{- end -}}
 {{- end -}}
+{{- $gpu := $values.agent.gpu -}}
+{{- if and $gpu.claim $gpu.visibleDevices -}}
+{{- fail "agent.gpu.claim and agent.gpu.visibleDevices are two ways to the same GPUs: set one" -}}
+{{- end -}}
+{{- if and (include "weightwire.seesGpus" .) (lt (int $gpu.slabGiB) 1) -}}
+{{- fail "agent.gpu.slabGiB=0: the agents would see GPUs and lend nothing of them. Set it, from `wwctl plan --explain`, or leave agent.gpu out" -}}
+{{- end -}}
+{{- if and (not (include "weightwire.seesGpus" .)) (gt (int $gpu.slabGiB) 0) -}}
+{{- fail "agent.gpu.slabGiB: no agent would see a GPU to take it of. Set agent.gpu.claim or agent.gpu.visibleDevices" -}}
+{{- end -}}
+{{- if and (not (include "weightwire.seesGpus" .)) (eq (toString $values.agent.config.gpu_direct) "required") -}}
+{{- fail "agent.config.gpu_direct=required: no agent would see a GPU. Set agent.gpu.claim or agent.gpu.visibleDevices" -}}
+{{- end -}}
+{{- if hasKey $values.agent.config "gpu_slab_bytes" -}}
+{{- fail "agent.config.gpu_slab_bytes is set by the chart: use agent.gpu.slabGiB" -}}
+{{- end -}}
 {{- if $values.rdma.enabled -}}
 {{- if not (has "ucx" $values.agent.transports) -}}
 {{- fail "rdma.enabled=true, but agent.transports does not name ucx: nothing would use the devices" -}}
@@ -100,6 +116,19 @@
 {{- range $key := list "hostPID" "hostIPC" "hostNetwork" -}}
 {{- if get $pod $key -}}
 {{- fail (printf "workloads.%s: %s is refused: agents would see other jobs' processes, memory or ports" $name $key) -}}
+{{- end -}}
+{{- end -}}
+{{- with $root.Values.agent.gpu.claim -}}
+{{- $shared := false -}}
+{{- range $container := $pod.containers -}}
+{{- range $claim := ($container.resources | default dict).claims -}}
+{{- if eq $claim.name $root.Values.agent.gpu.claim -}}{{- $shared = true -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- $entries := list -}}
+{{- range $entry := $pod.resourceClaims -}}{{- $entries = append $entries $entry.name -}}{{- end -}}
+{{- if not (and $shared (has . $entries)) -}}
+{{- fail (printf "workloads.%s: agent.gpu.claim is %s, and its podSpec has no such entry in resourceClaims that a container of it names in resources.claims: they would not share a GPU" $name .) -}}
 {{- end -}}
 {{- end -}}
 {{- $contexts := dict "the pod" ($pod.securityContext | default dict) -}}

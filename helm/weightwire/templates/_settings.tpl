@@ -84,17 +84,31 @@ http_tls: "true"
       "data_listen" (printf "%s:7413" .Values.bindHost)
       "ucx_listen" (printf "%s:7414" .Values.bindHost)
       "transports" .Values.agent.transports
+      | merge (include "weightwire.gpuSettings" . | fromYaml)
       | merge (include "weightwire.plaintext" (list . (ternary (list "http") (list "http" "data") (include "weightwire.dataTls" . | eq "true"))) | fromYaml) -}}
 {{- if include "weightwire.otherUsers" . -}}{{- $_ := set $own "socket_group" .Values.user -}}{{- end -}}
 {{- include "weightwire.file" (merge $own .Values.agent.config) -}}
 {{- end -}}
 
-{{/* What an agent may take, in MiB: its stages, its slots, as many scratch slots of one chunk, and itself.
+{{/* Whether agents see GPUs, and what they then lend of each. */}}
+{{- define "weightwire.seesGpus" -}}
+{{- if or .Values.agent.gpu.claim .Values.agent.gpu.visibleDevices -}}true{{- end -}}
+{{- end -}}
+
+{{- define "weightwire.gpuSettings" -}}
+{{- if include "weightwire.seesGpus" . -}}
+gpu: {{ .Values.agent.config.gpu | default "required" }}
+gpu_slab_bytes: {{ mul (int64 .Values.agent.gpu.slabGiB) 1073741824 }}
+{{- end -}}
+{{- end -}}
+
+{{/* What an agent may take, in MiB: its stages, its slots, as many scratch slots of one chunk, CUDA's part, and itself.
      Argument: (list $ stageGiB). */}}
 {{- define "weightwire.agentMiB" -}}
 {{- $agent := (first .).Values.agent -}}
 {{- $config := $agent.config -}}
 {{- $most := max (int64 $config.chunk_bytes) (int64 ($config.segment_bytes_max | default 1048576)) -}}
 {{- $slots := mul (int64 $config.slots_in_pool) (add (int64 $config.slot_bytes) $most 8192) -}}
-{{- add (mul (int64 (last .)) 1024) (div (add $slots 1048575) 1048576) (int64 $agent.overheadMiB) -}}
+{{- add (mul (int64 (last .)) 1024) (div (add $slots 1048575) 1048576) (int64 $agent.overheadMiB)
+      (ternary (int64 $agent.gpu.hostMiB) 0 (include "weightwire.seesGpus" (first .) | eq "true")) -}}
 {{- end -}}

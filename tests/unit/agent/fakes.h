@@ -26,9 +26,10 @@ class FakeCoordinator final : public control::CoordinatorPort {
     reply(control::AgentWelcome{AgentId{++agents}, 1, heartbeat, 5 * heartbeat, history});
   }
   void CloseSession(AgentId agent) override { closed.push_back(agent); }
-  void Heartbeat(AgentId agent, control::Troubles told) override {
+  void Heartbeat(AgentId agent, control::Beat told) override {
     beats.emplace_back(clock.Now(), agent);
-    troubles = std::move(told);
+    troubles = std::move(told.troubles);
+    receiving = std::move(told.receiving);
   }
   void Register(control::RegisterRequest request,
                 control::Reply<control::RegisterReply> reply) override {
@@ -108,6 +109,7 @@ class FakeCoordinator final : public control::CoordinatorPort {
   std::vector<AgentId> closed;
   std::vector<std::pair<Nanos, AgentId>> beats;
   control::Troubles troubles;  ///< of the last beat
+  std::vector<control::Receiving> receiving;
   std::vector<control::RegisterRequest> registered;
   std::vector<epoch::Member> submitted;
   std::vector<control::PublishRequest> published;

@@ -54,6 +54,19 @@ TEST_F(AgentTarget, ReportsDigestsBytesAndSeconds) {
   EXPECT_THAT(*told_, IsEmpty()) << "nothing is served before COMMIT";
 }
 
+TEST_F(AgentTarget, AHeartbeatSaysHowMuchOfAnEpochHasArrived) {
+  sim.RunFor(std::chrono::seconds(2));
+  EXPECT_THAT(coordinator.receiving, IsEmpty()) << "nothing moves";
+  Command(TargetPrepare(*rollout_, 1, 7));
+  Command(epoch::TransferCommand{Epoch{1}, rollout_->member});
+  sim.RunFor(std::chrono::seconds(2));
+  EXPECT_THAT(coordinator.receiving,
+              ElementsAre(control::Receiving{rollout_->member, Epoch{1}, 3}));
+  Command(epoch::AbortCommand{Epoch{1}, rollout_->member, kAbort});
+  sim.RunFor(std::chrono::seconds(2));
+  EXPECT_THAT(coordinator.receiving, IsEmpty()) << "it has ended";
+}
+
 TEST_F(AgentTarget, SwapsBuffersEpochByEpoch) {
   Serve(*rollout_, 1, 7);
   EXPECT_THAT(*told_,

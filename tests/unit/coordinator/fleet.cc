@@ -85,7 +85,7 @@ Result<control::AgentWelcome> FakeAgent::Open(bool heartbeats) {
 
 void FakeAgent::Beat() {
   if (!beating_) return;
-  fleet_.coordinator->Heartbeat(id_, troubles);
+  fleet_.coordinator->Heartbeat(id_, {troubles, receiving});
   fleet_.sim.PostAfter(fleet_.options.heartbeat, [this] { Beat(); });
 }
 

@@ -36,6 +36,7 @@ class FakeAgent final : public control::AgentPort {
   Result<control::AgentWelcome> Open(bool heartbeats = true);
   void StopHeartbeats() { beating_ = false; }
   control::Troubles troubles;  ///< that its heartbeats tell
+  std::vector<control::Receiving> receiving;
   void Report(epoch::Report report);
   AgentId id() const { return id_; }
   const std::string& name() const { return name_; }

@@ -233,6 +233,67 @@ TEST(CoordinatorStatus, AProcessThatItsAgentSeesStoppedAndOneThatItRefusedAreNam
   EXPECT_TRUE(fleet.coordinator->Snapshot().troubles.empty());
 }
 
+class CoordinatorProgress : public ::testing::Test {
+ protected:
+  /// engine-b has all; engine-a receives, and nobody has said how far it is.
+  void SetUp() override {
+    const auto trainer = fleet.Trainer(1);
+    slow = fleet.Engine("engine-a")[0];
+    done = fleet.Engine("engine-b")[0];
+    agent().deaf = [](const epoch::Command& command) {
+      return std::holds_alternative<epoch::TransferCommand>(command);
+    };
+    fleet.PublishAll(trainer, 3);
+    fleet.Run();
+    ASSERT_EQ(fleet.Newest().phase, epoch::Phase::kTransferring);
+  }
+  FakeAgent& agent() { return fleet.Agent("engine-a-agent"); }
+  EpochStatus AfterSaying(std::vector<control::Receiving> receiving) {
+    agent().receiving = std::move(receiving);
+    fleet.Run(std::chrono::seconds(2));
+    return fleet.Newest();
+  }
+
+  Fleet fleet;
+  epoch::Member slow, done;
+  /// Of two equal engines; one engine's bytes are the model's: 7 x 3 of 4 bytes, 5 of 2.
+  static constexpr int64_t kEach = 7 * 3 * 4 + 5 * 2;
+};
+
+TEST_F(CoordinatorProgress, WhatHasArrivedIsCountedWhileAnEpochMoves) {
+  const Epoch moving = fleet.Newest().epoch;
+  const EpochStatus status = AfterSaying({{slow, Epoch(moving.value + 1), 100},  // of another epoch
+                                          {slow, moving, 7},
+                                          {done, moving, 100},  // has reported its bytes
+                                          {{ParticipantId(999), Incarnation(1)}, moving, 100}});
+  EXPECT_EQ(status.bytes_done, kEach + 7);
+  EXPECT_EQ(status.bytes_total, 2 * kEach);
+  EXPECT_EQ(status.bytes, kEach) << "it counts what was verified";
+  EXPECT_EQ(AfterSaying({{slow, moving, int64_t{1} << 60}}).bytes_done, 2 * kEach)
+      << "no more than there is";
+  ASSERT_TRUE(fleet.coordinator->Abort(moving, "enough").ok());
+  fleet.Run();
+  EXPECT_EQ(fleet.Newest().bytes_total, 0) << "it has ended";
+}
+
+TEST_F(CoordinatorProgress, IsToldToWhoWatchesOnceASecondAndWhileItGrows) {
+  const Epoch moving = fleet.Newest().epoch;
+  size_t told = 0;
+  fleet.coordinator->Watch([&told] { ++told; });
+  for (int64_t bytes : {1, 2, 3}) AfterSaying({{slow, moving, bytes}});
+  EXPECT_EQ(told, 3u);
+  fleet.Run(std::chrono::seconds(5));
+  EXPECT_EQ(told, 3u) << "what stays as it is, is told once";
+}
+
+TEST_F(CoordinatorProgress, IsUnknownWhileAnAgentDoesNotSay) {
+  const Epoch moving = fleet.Newest().epoch;
+  EXPECT_EQ(fleet.Newest().bytes_total, 0) << "as with an agent of an earlier release";
+  EXPECT_EQ(fleet.Newest().bytes_done, 0);
+  EXPECT_EQ(AfterSaying({{slow, moving, 0}}).bytes_total, 2 * kEach) << "nothing yet, it says";
+  EXPECT_EQ(AfterSaying({}).bytes_total, 0);
+}
+
 TEST(WaitingWords, SayWhatAMemberStillDoes) {
   EXPECT_EQ(WaitingInWords("epoch 1 (version 3) transferring: engine-b/0: staged, trainer/0: "
                            "sourced and 2 more"),

@@ -5,6 +5,7 @@
 #include <functional>
 #include <random>
 
+#include "server/plan/explain.h"
 #include "server/plan/plan.h"
 #include "server/plan/plan_bytes.h"
 #include "server/plan/relayed.h"
@@ -758,7 +759,7 @@ TEST(QuantizedPlan, ExplainsWhatIsGathered) {
   ASSERT_TRUE(plan.has_value());
   const std::string text = Explain(*plan, trainer, engine, "w");
   for (const char* words :
-       {"target/0 gathers 96 bytes of BF16", "[4:6, 0:12]  source/0", "[6:8, 0:12]  source/1",
+       {"target/0 gathers 96 B of BF16", "[4:6, 0:12]  source/0", "[6:8, 0:12]  source/1",
         "[4:8, 0:12]  target/0 (gathered) BF16@0 strides [12, 1] -> target/0 codes F8_E4M3@48"}) {
     EXPECT_NE(text.find(words), std::string::npos) << words << "\n" << text;
   }

@@ -22,7 +22,7 @@ class FakeCoordinator final : public control::CoordinatorPort {
     reply(control::AgentWelcome{AgentId(7), 1, Nanos(1), Nanos(2)});
   }
   void CloseSession(AgentId) override { port = nullptr; }
-  void Heartbeat(AgentId, control::Troubles) override { ++heartbeats; }
+  void Heartbeat(AgentId, control::Beat) override { ++heartbeats; }
   void Register(control::RegisterRequest, control::Reply<control::RegisterReply> reply) override {
     reply(control::RegisterReply{});
   }

@@ -69,6 +69,25 @@ TEST(TroublesWire, ComeBackEqualAndAreCutWhereTheyAreTooMany) {
   EXPECT_EQ(read[0].what.size(), kTextBytesMax);
 }
 
+TEST(BeatWire, ReceivingRanksComeBackEqualAndAreCutWhereTheyAreTooMany) {
+  const control::Receiving one{{ParticipantId(1), Incarnation(2)}, Epoch(7), int64_t{1} << 40};
+  const control::Receiving two{{ParticipantId(3), Incarnation(4)}, Epoch(8), 0};
+  v1::Heartbeat heartbeat;
+  SetBeat({{{{}, "refused", "the same user"}}, {one, two}}, &heartbeat);
+  const control::Beat read = BeatOf(OverTheWire(heartbeat));
+  EXPECT_EQ(read.receiving, (std::vector{one, two}));
+  EXPECT_EQ(read.troubles.size(), 1u);
+  SetBeat({}, &heartbeat);
+  EXPECT_TRUE(BeatOf(heartbeat).receiving.empty()) << "a message that is used again";
+  SetBeat({{}, std::vector(300, one)}, &heartbeat);
+  EXPECT_EQ(static_cast<size_t>(heartbeat.receiving_size()), kReceivingMax);
+  heartbeat.mutable_receiving(0)->mutable_member()->set_participant(0);  // nobody
+  heartbeat.mutable_receiving(1)->set_bytes_done(-1);
+  EXPECT_EQ(BeatOf(heartbeat).receiving.size(), kReceivingMax - 2);
+  for (int i = 0; i < 300; ++i) *heartbeat.add_receiving() = heartbeat.receiving(2);
+  EXPECT_EQ(BeatOf(heartbeat).receiving.size(), kReceivingMax);
+}
+
 TEST(VersionWire, ANumberAfterWhichNoneFollowsIsRefused) {
   v1::PublishVersionRequest request =
       ToProto(control::PublishRequest{.member = {ParticipantId(1), Incarnation(2)},

@@ -1,0 +1,61 @@
+"""What weightwired writes to stderr: for people on a terminal, for machines elsewhere."""
+
+import json
+import os
+import pty
+import re
+import socket
+import subprocess
+
+import pytest
+
+from conftest import BINARIES
+
+ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
+TEXT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} (trace|debug|info|warning|error|critical) +\S")
+
+
+def lines_of_one_that_cannot_start(tmp_path, *flags, terminal=False, **environment):
+    """Its port is taken."""
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        command = [BINARIES / "weightwired", "--listen", f"127.0.0.1:{taken.getsockname()[1]}", "--http", "127.0.0.1:0", "--data-listen", "127.0.0.1:0",
+                   "--agent-socket", str(tmp_path / "agent.sock"), *flags]
+        ours, its = pty.openpty() if terminal else os.pipe()
+        tmp_path.chmod(0o700)
+        clean = {key: value for key, value in os.environ.items() if not key.startswith("WEIGHTWIRE_") and key != "NO_COLOR"}
+        running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=its, env={**clean, "TERM": "xterm-256color", **environment})
+        os.close(its)
+        said = b""
+        try:
+            while more := os.read(ours, 65536):
+                said += more
+        except OSError:  # a terminal whose other end is closed
+            pass
+        os.close(ours)
+        assert running.wait(30) == 64 + 37, said.decode()
+        return said.decode().splitlines()
+
+
+@pytest.mark.parametrize("terminal, flags, json_lines, colour", [
+    (False, (), True, False), (True, (), False, True), (True, ("--log-format", "json"), True, False),
+    (False, ("--log-format", "text"), False, False)], ids=["pipe", "terminal", "json-on-a-terminal", "text-in-a-pipe"])
+def test_a_terminal_gets_text_and_all_else_json_unless_it_is_said(tmp_path, terminal, flags, json_lines, colour):
+    lines = lines_of_one_that_cannot_start(tmp_path, *flags, terminal=terminal)
+    assert lines
+    if json_lines:
+        assert all({"time", "level", "thread", "role", "job", "name", "message"} <= json.loads(line).keys() for line in lines), lines
+    else:
+        assert all(TEXT.match(ESCAPE.sub("", line)) for line in lines), lines
+    assert bool(ESCAPE.search("\n".join(lines))) == colour
+
+
+def test_no_color_is_respected(tmp_path):
+    lines = lines_of_one_that_cannot_start(tmp_path, terminal=True, NO_COLOR="1")
+    assert all(TEXT.match(line) for line in lines), lines
+
+
+def test_why_it_cannot_start_is_one_critical_line_before_it_stops(tmp_path):
+    lines = [json.loads(line) for line in lines_of_one_that_cannot_start(tmp_path)]
+    why = [line for line in lines if line["level"] == "critical"]
+    assert len(why) == 1 and "in use" in why[0]["message"], lines
+    assert [line["message"] for line in lines[lines.index(why[0]):][1:]] == ["stopped"], lines
