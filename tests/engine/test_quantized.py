@@ -33,6 +33,8 @@ def library_file(folder: Path, out: Path, weights: dict, activations: dict | Non
                                 input_activations=activations and QuantizationArgs(symmetric=True, **activations))
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
     apply_quantization_config(model, QuantizationConfig(config_groups={"group_0": scheme}, ignore=["lm_head"]))
+    fused = {getattr(parent, name): [getattr(parent, one).weight for one in names] for parent in model.modules()
+             for names in (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")) for name in names if hasattr(parent, name)}
     with torch.no_grad():
         for module in model.modules():
             if getattr(module, "quantization_scheme", None) is not None:
@@ -40,8 +42,9 @@ def library_file(folder: Path, out: Path, weights: dict, activations: dict | Non
                 groups = module.weight.reshape(1, -1) if whole_tensor else module.weight.unflatten(
                     1, (-1, weights.get("group_size", module.weight.shape[1])))
                 whole = getattr(module, "weight_global_scale", None)  # NVFP4's
-                if whole is not None:
-                    whole.copy_(generate_gparam(module.weight.min(), module.weight.max()))
+                if whole is not None:  # llm-compressor gives what vLLM fuses one in common
+                    together = fused.get(module, [module.weight])
+                    whole.copy_(generate_gparam(min(one.min() for one in together), max(one.max() for one in together)))
                 scale, _ = calculate_qparams(groups.amin(-1), groups.amax(-1), scheme.weights, global_scale=whole)
                 module.weight_scale.copy_(scale)
     compressor = ModelCompressor.from_pretrained_model(model)
