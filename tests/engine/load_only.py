@@ -37,17 +37,20 @@ def without_kernels() -> None:
 
 def parameters(folder: Path) -> dict[str, str | None]:
     from safetensors.torch import load_file
+    from torch.distributed import is_initialized
     from vllm.config import set_current_vllm_config
-    from vllm.distributed import init_distributed_environment, initialize_model_parallel, model_parallel_is_initialized
+    from vllm.distributed import init_distributed_environment, initialize_model_parallel
+    from vllm.distributed.parallel_state import destroy_model_parallel
     from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.model_loader.utils import initialize_model
     config = EngineArgs(model=str(folder), skip_tokenizer_init=True, dtype="bfloat16", enforce_eager=True,
                         max_model_len=32).create_engine_config()
     with set_current_vllm_config(config):
-        if not model_parallel_is_initialized():
+        if not is_initialized():
             store = tempfile.mkdtemp()
             init_distributed_environment(world_size=1, rank=0, backend="gloo", local_rank=0, distributed_init_method=f"file://{store}/store")
-            initialize_model_parallel(1)
+        destroy_model_parallel()
+        initialize_model_parallel(1)  # of a model with experts there are more groups
         model = initialize_model(config)
         for parameter in model.parameters():
             _bytes(parameter).fill_(UNTOUCHED)
