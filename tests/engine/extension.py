@@ -34,8 +34,8 @@ class Inspect:
 
     def kv_scales(self):
         """What attention divides keys and values by, as a tensor and as a number."""
-        return {f"{name}.{scale}": (float(getattr(module, scale)), getattr(module, f"{scale}_float"))
-                for name, module in self.get_model().named_modules() if hasattr(module, "_k_scale") for scale in ("_k_scale", "_v_scale")}
+        return {f"{name}.{scale}": float(getattr(module, scale)) for name, module in self.get_model().named_modules()
+                if hasattr(module, "_k_scale") for scale in ("_k_scale", "_k_scale_float", "_v_scale", "_v_scale_float")}
 
     def lose_parameters(self, only=None):
         """As sleep level 2 does: the weights' memory holds something else."""

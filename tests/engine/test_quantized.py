@@ -40,7 +40,7 @@ def library_file(folder: Path, out: Path, weights: dict, activations: dict | Non
              for names in (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")) for name in names if hasattr(parent, name)}
     with torch.no_grad():
         for module in model.modules():
-            if getattr(module, "quantization_scheme", None) is not None:
+            if hasattr(module, "weight_scale"):
                 whole_tensor = weights["strategy"] == "tensor"
                 groups = module.weight.reshape(1, -1) if whole_tensor else module.weight.unflatten(
                     1, (-1, weights.get("group_size", module.weight.shape[1])))
@@ -107,7 +107,7 @@ def test_a_trainers_floats_answer_as_the_librarys_file(format, checkpoint, tmp_p
 
 @pytest.mark.parametrize("mode", ["hf_sharded", "hf_full"])
 def test_calibrated_scales_of_the_kv_cache_arrive_and_stay(mode, checkpoint, tmp_path, stack):
-    """As in engines that were started on the files: an update brings the source's, and one without them leaves them alone."""
+    """As in engines that were started on the files: an update brings the source's, and a source without them is refused."""
     said = FORMATS["fp8-channel"][:2]
     files = [library_file(checkpoint(KIND, seed), tmp_path / f"library-{seed}", *said, calibrated=scale) for seed, scale in ((0, 0.02), (1, 0.11))]
     options = dict(kv_cache_dtype="fp8", **INSPECT)
@@ -122,6 +122,11 @@ def test_calibrated_scales_of_the_kv_cache_arrive_and_stay(mode, checkpoint, tmp
         for version, (folder, wanted) in enumerate(((files[1], want), (files[0], before), (files[1], want)), 1):
             publish(trainer, driver, version, folder)
             assert (state_of(engine), engine.run(engine.llm.collective_rpc("kv_scales"))) == wanted
+    with contextlib.closing(rig.Trainer(stack.agent, checkpoint(KIND, 0))) as trainer:  # of floats: it has none
+        trainer.send(4, checkpoint(KIND, 0))
+        refused = trainer.released()["error"]
+        assert "k_scale" in refused and "publish a checkpoint that has them, as engines with vLLM's plug-in need it" in refused, refused
+    assert (state_of(engine), engine.run(engine.llm.collective_rpc("kv_scales"))) == want
 
 
 def publish(trainer, driver, version: int, folder: Path) -> None:

@@ -140,8 +140,8 @@ std::string_view InputOf(Role role, std::string_view weight) {
   }
 }
 
-/// The same for compressed-tensors' NVFP4: what llm-compressor gives one global scale, and what vLLM
-/// fuses besides, whose loader takes the largest of several for all of them.
+/// The same for compressed-tensors' NVFP4: what llm-compressor gives one global scale, and what
+/// vLLM fuses besides, whose loader takes the largest of several for all of them.
 std::string_view FusedWith(Role role, std::string_view weight) {
   switch (role) {
     case Role::kQWeight:

@@ -564,9 +564,9 @@ Result<WeightFormat> ReadModelopt(const Json& json) {
   return format;
 }
 
-/// torchao's files hold parts of its tensors, and say only in the metadata of each file of which kind
-/// these are, which no list of names, dtypes and shapes tells. Its scales are of other roundings for
-/// each kind, too, so that nothing here has the same numbers.
+/// torchao's files hold parts of its tensors, and say only in the metadata of each file of which
+/// kind these are, which no list of names, dtypes and shapes tells. Its scales are of other
+/// roundings for each kind, too, so that nothing here has the same numbers.
 Result<WeightFormat> ReadTorchAo(const Json& json) {
   const Json said = json.value("quant_type", Json());
   const Json kind = said.is_object() ? said.value("default", Json()) : said;
@@ -584,12 +584,10 @@ struct Reader {
   std::string_view method;
   Result<WeightFormat> (*read)(const Json& json);
 };
-constexpr Reader kReaders[] = {{"fp8", ReadFp8},
-                               {"mxfp8", ReadMxFp8},
-                               {"mxfp4", ReadMxFp4},
-                               {"compressed-tensors", ReadCompressedTensors},
-                               {"torchao", ReadTorchAo},
-                               {"modelopt", ReadModelopt}};
+constexpr Reader kReaders[] = {
+    {"fp8", ReadFp8},         {"mxfp8", ReadMxFp8},
+    {"mxfp4", ReadMxFp4},     {"compressed-tensors", ReadCompressedTensors},
+    {"torchao", ReadTorchAo}, {"modelopt", ReadModelopt}};
 
 /// As its exporter writes it.
 Json ModeloptConfigOf(const ModeloptAlgorithm& algorithm, const std::vector<std::string>& skipped) {
