@@ -105,10 +105,10 @@ def test_a_trainers_floats_answer_as_the_librarys_file(format, checkpoint, tmp_p
         assert state_of(engine) == before
 
 
-@pytest.mark.parametrize("mode", ["hf_sharded", "hf_full"])
-def test_calibrated_scales_of_the_kv_cache_arrive_and_stay(mode, checkpoint, tmp_path, stack):
+@pytest.mark.parametrize("format, mode", [("int4-32-compressed-tensors", "fused"), ("fp8-channel", "hf_sharded")])
+def test_calibrated_scales_of_the_kv_cache_arrive_and_stay(format, mode, checkpoint, tmp_path, stack):
     """As in engines that were started on the files: an update brings the source's, and a source without them is refused."""
-    said = FORMATS["fp8-channel"][:2]
+    said = FORMATS[format][:2]
     files = [library_file(checkpoint(KIND, seed), tmp_path / f"library-{seed}", *said, calibrated=scale) for seed, scale in ((0, 0.02), (1, 0.11))]
     options = dict(kv_cache_dtype="fp8", **INSPECT)
     with contextlib.closing(rig.Engine(files[1], **options)) as fresh:
