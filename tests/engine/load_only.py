@@ -16,6 +16,7 @@ from unittest import mock
 
 
 UNTOUCHED = 0xA5
+_EXPERTS = {"select_mxfp4_moe_backend": "Mxfp4MoeBackend", "select_nvfp4_moe_backend": "NvFp4MoeBackend"}
 
 
 def without_kernels() -> None:
@@ -30,9 +31,8 @@ def without_kernels() -> None:
             for name in dir(found):
                 if name.startswith("init_") and name.endswith("_linear_kernel"):
                     setattr(found, name, lambda *_, **__: mock.MagicMock())
-                elif name == "select_mxfp4_moe_backend":  # the one that pads nothing
-                    backend = found.Mxfp4MoeBackend.EMULATION
-                    setattr(found, name, lambda *_, **__: (backend, mock.MagicMock()))
+                elif name in _EXPERTS:  # the backend that pads nothing
+                    setattr(found, name, lambda *_, _backend=getattr(found, _EXPERTS[name]).EMULATION, **__: (_backend, mock.MagicMock()))
 
 
 def parameters(folder: Path) -> dict[str, str | None]:
