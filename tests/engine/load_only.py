@@ -32,7 +32,8 @@ def without_kernels() -> None:
                 if name.startswith("init_") and name.endswith("_linear_kernel"):
                     setattr(found, name, lambda *_, **__: mock.MagicMock())
                 elif name in _EXPERTS:  # the backend that pads nothing
-                    setattr(found, name, lambda *_, _backend=getattr(found, _EXPERTS[name]).EMULATION, **__: (_backend, mock.MagicMock()))
+                    chosen = getattr(found, _EXPERTS[name]).EMULATION, mock.MagicMock()
+                    setattr(found, name, lambda *_, _chosen=chosen, **__: _chosen)
 
 
 def parameters(folder: Path) -> dict[str, str | None]:
