@@ -94,7 +94,13 @@ def checkpoint(tmp_path_factory):
             shapes |= {"model.embed_tokens.weight": (WORDS, HIDDEN), "lm_head.weight": (WORDS, HIDDEN), "model.norm.weight": (HIDDEN,)}
             random = torch.Generator().manual_seed(seed)
             plain.mkdir()
-            save_file({name: torch.randn(shape, generator=random).bfloat16() for name, shape in shapes.items()}, plain / "model.safetensors")
+
+            def drawn(shape):  # with a magnitude of its own for each tile, so that no two scales are the same by chance alone
+                tiles = torch.exp2(torch.randint(-9, 9, [-(-size // 64) for size in shape], generator=random).float())
+                for dim in range(len(shape)):
+                    tiles = tiles.repeat_interleave(64, dim)
+                return (torch.randn(shape, generator=random) * tiles).bfloat16()
+            save_file({name: drawn(shape) for name, shape in shapes.items()}, plain / "model.safetensors")
             (plain / "config.json").write_text(json.dumps(CONFIG))
         if not out.exists():
             quantizing.quantize(plain, out, "hf", format)
