@@ -16,8 +16,8 @@ namespace weightwire::layout {
 /// Else as LayoutFromScheme.
 Result<std::string> ConfigInFormat(std::string_view config_json, std::string_view format);
 
-/// By the name of each weight in modelopt's NVFP4, a text that those have in common that engines
-/// fuse. Errors as of ConfigInFormat.
+/// By the name of each weight in NVFP4, a text that those have in common that engines fuse. Errors
+/// as of ConfigInFormat.
 Result<std::map<std::string, std::string>> FusedWeights(std::string_view config_json);
 
 }  // namespace weightwire::layout

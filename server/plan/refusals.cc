@@ -121,7 +121,7 @@ Status NotCalibrated(const TensorSpec& tensor, const layout::CanonicalSpace& sou
                 "has none")
       .AtTensor(tensor.name)
       .Remedy("leave it out, so that the engine keeps its own: " + words +
-              "; or publish a checkpoint that has them");
+              "; or publish a checkpoint that has them, as engines with vLLM's plug-in need it");
 }
 
 Status Mismatch(const TensorSpec& tensor, uint32_t source_rank, DType from, uint32_t target_rank,

@@ -32,6 +32,11 @@ class Inspect:
         """Of every parameter of the model."""
         return {name: _digest(tensor) for name, tensor in self.get_model().named_parameters() if tensor.numel()}
 
+    def kv_scales(self):
+        """What attention divides keys and values by, as a tensor and as a number."""
+        return {f"{name}.{scale}": float(getattr(module, scale)) for name, module in self.get_model().named_modules()
+                if hasattr(module, "_k_scale") for scale in ("_k_scale", "_k_scale_float", "_v_scale", "_v_scale_float")}
+
     def lose_parameters(self, only=None):
         """As sleep level 2 does: the weights' memory holds something else."""
         with torch.no_grad():

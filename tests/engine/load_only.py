@@ -16,6 +16,7 @@ from unittest import mock
 
 
 UNTOUCHED = 0xA5
+_EXPERTS = {"select_mxfp4_moe_backend": "Mxfp4MoeBackend", "select_nvfp4_moe_backend": "NvFp4MoeBackend"}
 
 
 def without_kernels() -> None:
@@ -30,21 +31,27 @@ def without_kernels() -> None:
             for name in dir(found):
                 if name.startswith("init_") and name.endswith("_linear_kernel"):
                     setattr(found, name, lambda *_, **__: mock.MagicMock())
+                elif name in _EXPERTS:  # the backend that pads nothing
+                    chosen = getattr(found, _EXPERTS[name]).EMULATION, mock.MagicMock()
+                    setattr(found, name, lambda *_, _chosen=chosen, **__: _chosen)
 
 
 def parameters(folder: Path) -> dict[str, str | None]:
     from safetensors.torch import load_file
+    from torch.distributed import is_initialized
     from vllm.config import set_current_vllm_config
-    from vllm.distributed import init_distributed_environment, initialize_model_parallel, model_parallel_is_initialized
+    from vllm.distributed import init_distributed_environment, initialize_model_parallel
+    from vllm.distributed.parallel_state import destroy_model_parallel
     from vllm.engine.arg_utils import EngineArgs
     from vllm.model_executor.model_loader.utils import initialize_model
     config = EngineArgs(model=str(folder), skip_tokenizer_init=True, dtype="bfloat16", enforce_eager=True,
                         max_model_len=32).create_engine_config()
     with set_current_vllm_config(config):
-        if not model_parallel_is_initialized():
+        if not is_initialized():
             store = tempfile.mkdtemp()
             init_distributed_environment(world_size=1, rank=0, backend="gloo", local_rank=0, distributed_init_method=f"file://{store}/store")
-            initialize_model_parallel(1)
+        destroy_model_parallel()
+        initialize_model_parallel(1)  # of a model with experts there are more groups
         model = initialize_model(config)
         for parameter in model.parameters():
             _bytes(parameter).fill_(UNTOUCHED)

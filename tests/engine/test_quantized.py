@@ -13,6 +13,8 @@ from tests.engine.trainer_hf import read
 from weightwire.checkpoint import quantizing
 
 KIND = "qwen2"
+KV_CACHE = dict(num_bits=8, type="float", strategy="tensor", symmetric=True, dynamic=False)
+CALIBRATED = (".k_scale", ".v_scale", ".input_scale")
 INSPECT = dict(worker_extension_cls="tests.engine.extension.Inspect")
 #: format -> what compressed-tensors is told of weights and of activations, and the mode that makes them of floats.
 FORMATS = {
@@ -22,8 +24,9 @@ FORMATS = {
 }
 
 
-def library_file(folder: Path, out: Path, weights: dict, activations: dict | None) -> Path:
-    """The checkpoint as compressed-tensors quantizes and saves it, rounded to nearest with scales of the largest magnitudes."""
+def library_file(folder: Path, out: Path, weights: dict, activations: dict | None, calibrated: float | None = None) -> Path:
+    """The checkpoint as compressed-tensors quantizes and saves it, rounded to nearest with scales of the largest magnitudes. `calibrated`:
+    scales of the KV cache, and of activations that are not dynamic, begin at it, each with a value of its own."""
     import torch
     import transformers
     from compressed_tensors.compressors import ModelCompressor
@@ -32,18 +35,25 @@ def library_file(folder: Path, out: Path, weights: dict, activations: dict | Non
     scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(symmetric=True, dynamic=False, **weights),
                                 input_activations=activations and QuantizationArgs(symmetric=True, **activations))
     model = transformers.AutoModelForCausalLM.from_pretrained(folder, dtype=torch.bfloat16)
-    apply_quantization_config(model, QuantizationConfig(config_groups={"group_0": scheme}, ignore=["lm_head"]))
+    apply_quantization_config(model, QuantizationConfig(config_groups={"group_0": scheme}, ignore=["lm_head"], kv_cache_scheme=KV_CACHE if calibrated else None))
+    fused = {getattr(parent, name): [getattr(parent, one).weight for one in names] for parent in model.modules()
+             for names in (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj")) for name in names if hasattr(parent, name)}
     with torch.no_grad():
         for module in model.modules():
-            if getattr(module, "quantization_scheme", None) is not None:
+            if hasattr(module, "weight_scale"):
                 whole_tensor = weights["strategy"] == "tensor"
                 groups = module.weight.reshape(1, -1) if whole_tensor else module.weight.unflatten(
                     1, (-1, weights.get("group_size", module.weight.shape[1])))
                 whole = getattr(module, "weight_global_scale", None)  # NVFP4's
-                if whole is not None:
-                    whole.copy_(generate_gparam(module.weight.min(), module.weight.max()))
+                if whole is not None:  # llm-compressor gives what vLLM fuses one in common
+                    together = fused.get(module, [module.weight])
+                    whole.copy_(generate_gparam(min(one.min() for one in together), max(one.max() for one in together)))
                 scale, _ = calculate_qparams(groups.amin(-1), groups.amax(-1), scheme.weights, global_scale=whole)
                 module.weight_scale.copy_(scale)
+        scales = [one for name, one in model.named_parameters() if name.endswith(CALIBRATED)]
+        for place, one in enumerate(scales):
+            one.fill_(calibrated * (1 + place / len(scales)))
+        assert bool(scales) == bool(calibrated)
     compressor = ModelCompressor.from_pretrained_model(model)
     compressor.compress_model(model)
     model.save_pretrained(out)
@@ -93,6 +103,30 @@ def test_a_trainers_floats_answer_as_the_librarys_file(format, checkpoint, tmp_p
     with contextlib.closing(rig.Trainer(stack.agent, own[0])) as trainer:
         publish(trainer, driver, 3, own[0])
         assert state_of(engine) == before
+
+
+@pytest.mark.parametrize("format, mode", [("int4-32-compressed-tensors", "fused"), ("fp8-channel", "hf_sharded")])
+def test_calibrated_scales_of_the_kv_cache_arrive_and_stay(format, mode, checkpoint, tmp_path, stack):
+    """As in engines that were started on the files: an update brings the source's, and a source without them is refused."""
+    said = FORMATS[format][:2]
+    files = [library_file(checkpoint(KIND, seed), tmp_path / f"library-{seed}", *said, calibrated=scale) for seed, scale in ((0, 0.02), (1, 0.11))]
+    options = dict(kv_cache_dtype="fp8", **INSPECT)
+    with contextlib.closing(rig.Engine(files[1], **options)) as fresh:
+        want = state_of(fresh), fresh.run(fresh.llm.collective_rpc("kv_scales"))
+    engine = stack.add(rig.Engine(files[0], **options))
+    before = state_of(engine), engine.run(engine.llm.collective_rpc("kv_scales"))
+    assert before[0][0] != want[0][0] and before[1] != want[1] and len(set(want[1][0].values())) > 2
+    driver = stack.add(engine.driver(name="engine", agent=stack.agent, mode=mode))
+    driver.init()
+    with contextlib.closing(rig.Trainer(stack.agent, files[1])) as trainer:
+        for version, (folder, wanted) in enumerate(((files[1], want), (files[0], before), (files[1], want)), 1):
+            publish(trainer, driver, version, folder)
+            assert (state_of(engine), engine.run(engine.llm.collective_rpc("kv_scales"))) == wanted
+    with contextlib.closing(rig.Trainer(stack.agent, checkpoint(KIND, 0))) as trainer:  # of floats: it has none
+        trainer.send(4, checkpoint(KIND, 0))
+        refused = trainer.released()["error"]
+        assert "k_scale" in refused and "publish a checkpoint that has them, as engines with vLLM's plug-in need it" in refused, refused
+    assert (state_of(engine), engine.run(engine.llm.collective_rpc("kv_scales"))) == want
 
 
 def publish(trainer, driver, version: int, folder: Path) -> None:

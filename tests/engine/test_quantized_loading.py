@@ -1,8 +1,10 @@
 """Formats for which vLLM has no kernel on a CPU: what its loader makes of the bytes that an engine's rank received from a trainer of
-floats is, in every parameter, what it makes of the file that compressed-tensors has written."""
+floats, or of a file that `wwctl convert --quantize` makes, is, in every parameter, what it makes of the file that the library which
+defines the format has written."""
 
 import contextlib
 import json
+import os
 import shutil
 import subprocess
 import sys
@@ -28,7 +30,7 @@ FORMATS = {"fp8-tensor": (dict(num_bits=8, type="float", strategy="tensor"), DYN
 
 def loaded(tmp_path, *folders):
     said = tmp_path / "parameters.json"
-    subprocess.run([sys.executable, "-m", "tests.engine.load_only", said, *folders], check=True, timeout=300, cwd=rig.ROOT)
+    subprocess.run([sys.executable, "-m", "tests.engine.load_only", said, *folders], check=True, timeout=900, cwd=rig.ROOT)
     return json.loads(said.read_text())
 
 
@@ -63,11 +65,44 @@ def test_the_loader_makes_the_same_parameters_of_what_arrived_as_of_the_librarys
     assert {name for name in ours if others[name] == ours[name]}.isdisjoint(name for name in ours if name.endswith((".weight_scale", ".weight_packed")))
 
 
-@pytest.mark.parametrize("format", ["mxfp8-modelopt", "fp8-channel-modelopt", "nvfp4-modelopt"])
-def test_the_loader_finds_every_tensor_of_modelopts_formats(format, checkpoint, tmp_path):
-    """What modelopt writes is compared in tests/python/test_quantize_modelopt.py; here, that vLLM takes it by name and shape."""
-    quantizing.quantize(checkpoint(KIND, 1), tmp_path / "own", "hf", format)
-    (held,) = loaded(tmp_path, tmp_path / "own")
-    calibrated = (".q_scale", ".k_scale", ".v_scale", ".prob_scale", ".input_scale")  # vLLM makes room for them whoever has them
-    untouched = [name for name, digest in held.items() if digest is None]
-    assert len(held) > 20 and [name for name in untouched if not name.endswith(calibrated)] == []
+#: format -> (models, scales that follow from no weight, by the ends of their names)
+KV, EXPERTS = (".k_scale", ".v_scale"), "qwen3-moe"
+OF_LIBRARIES = {"fp8-modelopt": ((KIND,), (".input_scale", *KV)), "fp8-channel-modelopt": ((KIND,), ()),
+                "nvfp4-modelopt": ((KIND, EXPERTS), (".input_scale", *KV)), "nvfp4-w4a16-modelopt": ((KIND, EXPERTS), ()),
+                "mxfp8-modelopt": ((KIND,), ()), "mxfp4-gpt-oss": (("gpt-oss",), ())}
+CASES = [(format, kind) for format, (kinds, _) in OF_LIBRARIES.items() for kind in kinds]
+
+
+@pytest.fixture(scope="module")
+def converted(checkpoint, tmp_path_factory):
+    """(format, kind) -> what vLLM loads of the library's file, of ours, and of ours of other weights. What was calibrated is the
+    library's."""
+    made = subprocess.run([rig.ROOT / "tests/envs/overlay.sh", "vllm", "vllm-libraries", rig.ROOT / "tests/engine/requirements-libraries.txt"],
+                          check=True, stdout=subprocess.PIPE, text=True, timeout=900)
+    out, said, folders = tmp_path_factory.mktemp("libraries"), [], []
+    for format, kind in CASES:
+        said += [format, checkpoint(kind, 1), out / f"{format}-{kind}"]
+    subprocess.run([sys.executable, "-m", "tests.engine.library_files", *said], check=True, timeout=600, cwd=rig.ROOT,
+                   env={**os.environ, "PYTHONPATH": os.pathsep.join([made.stdout.split()[1], str(rig.ROOT)]), "TORCHDYNAMO_DISABLE": "1"})
+    for format, kind in CASES:
+        library = out / f"{format}-{kind}"
+        folders.append(library)
+        for seed in (1, 0):
+            folders.append(out / f"own-{seed}-{format}-{kind}")
+            quantizing.quantize(checkpoint(kind, seed), folders[-1], "hf", str(library / "config.json"),
+                                calibrated=library if OF_LIBRARIES[format][1] else None)
+    found = loaded(out, *folders)
+    return {case: found[3 * at:3 * at + 3] for at, case in enumerate(CASES)}
+
+
+@pytest.mark.parametrize("format, kind", CASES)
+def test_the_loader_makes_the_same_parameters_of_a_converted_file_as_of_the_librarys(format, kind, converted):
+    """Of modelopt's exporter, and of torchao's codes as gpt-oss' release stores them."""
+    theirs, ours, others = converted[format, kind]
+    assert ours == theirs and len(ours) > 20
+    quantized = [name for name in ours if name.endswith(("_proj.weight", "w13_weight", "w2_weight")) and (kind != "gpt-oss" or "experts" in name)]
+    assert len(quantized) >= 4 and [name for name in quantized if ours[name] is None or ours[name] == others[name]] == []
+    # vLLM has room for more of attention's scales than a file has.
+    has = OF_LIBRARIES[format][1]
+    room = tuple(end for end in (".q_scale", ".k_scale", ".v_scale", ".prob_scale", ".input_scale", "_input_scale") if end not in has)
+    assert [name for name, digest in ours.items() if digest is None and not name.endswith(room)] == []

@@ -1,8 +1,8 @@
 #!/usr/bin/env python3
 """Writes tests/data/four_bit_checkpoints.json: what the libraries that define formats of four bits store of a small model, for
-tests/python/test_quantize_convert.py. In an environment of its own (torch 2.13.0, torchao 0.18.0, compressed-tensors 0.20.1 and
-transformers 5.19.0 wrote the file):
-  pip install torch torchao compressed-tensors transformers
+tests/python/test_quantize_convert.py. In an environment of its own (torch 2.15.0, torchao 0.18.0, compressed-tensors 0.20.1,
+llm-compressor 0.14.0.1 and transformers 5.24.0 wrote the file):
+  pip install torch torchao compressed-tensors transformers datasets accelerate loguru && pip install --no-deps llmcompressor
   VENV/bin/python tests/golden/four_bit_checkpoint.py            # exit 1 when the file would change
   VENV/bin/python tests/golden/four_bit_checkpoint.py --update   # writes
 """
@@ -85,25 +85,38 @@ def as_torch(bits: np.ndarray, dtype: str):
 
 
 def compressed(format: str, dtype: str) -> dict:
-    """By compressed-tensors: what it stores of each linear weight; global scales and scales are those of its own observers' helpers."""
+    """By compressed-tensors: what it stores of each linear weight; global scales and scales are those of llm-compressor's observers,
+    which makes them common to what vLLM fuses."""
+    import torch
     from compressed_tensors.compressors.base import BaseCompressor
     from compressed_tensors.quantization import QuantizationArgs, QuantizationScheme
-    from compressed_tensors.quantization.utils.helpers import calculate_qparams, generate_gparam
+    from llmcompressor.observers import Observer
+    from llmcompressor.observers.helpers import fuse_weight_observers
     sizes, said, name = FORMATS[format]
-    args = QuantizationArgs(num_bits=4, symmetric=True, dynamic=False, **said)
-    scheme = QuantizationScheme(targets=["Linear"], weights=args)
-    stored = {}
+    scheme = QuantizationScheme(targets=["Linear"], weights=QuantizationArgs(num_bits=4, symmetric=True, dynamic=False, **said))
+    whole, linear = torch.nn.Module(), {}
     for weight, bits in model({**LLAMA, **sizes}, dtype).items():
         if not is_linear(weight):
             continue
-        values = as_torch(bits, dtype)
-        groups = values.reshape(values.shape[0], -1, args.group_size)
-        state = {"weight": values}
-        if args.strategy == "tensor_group":
-            state["weight_global_scale"] = generate_gparam(values.min(), values.max())
-        scale, _ = calculate_qparams(groups.amin(-1), groups.amax(-1), args, state.get("weight_global_scale"))
-        made = BaseCompressor.get_value_from_registry(name).compress({**state, "weight_scale": scale}, scheme)
-        stored |= {weight.removesuffix("weight") + key: entry(tensor) for key, tensor in made.items()}
+        at = whole
+        for part in weight.removesuffix(".weight").split("."):
+            if not hasattr(at, part):
+                at.add_module(part, torch.nn.Module())
+            at = getattr(at, part)
+        linear[weight.removesuffix("weight")] = at
+        at.weight = torch.nn.Parameter(as_torch(bits, dtype), requires_grad=False)
+        at.weight_observer = Observer.load_from_registry("memoryless-minmax", base_name="weight", args=scheme.weights.model_copy())
+    fuse_weight_observers(whole)
+    for at in linear.values():
+        at.weight_observer(at.weight)
+    stored = {}
+    for prefix, at in linear.items():
+        found = at.weight_observer.get_qparams()
+        state = {"weight": at.weight.data, "weight_scale": found["scale"]}
+        if found["global_scale"] is not None:
+            state["weight_global_scale"] = found["global_scale"]
+        made = BaseCompressor.get_value_from_registry(name).compress(state, scheme)
+        stored |= {prefix + key: entry(tensor) for key, tensor in made.items()}
     return stored
 
 

@@ -44,7 +44,20 @@ def e2m1(quotients: np.ndarray, signed_zeros: bool) -> np.ndarray:
     return (found | np.where(negative, 8, 0)).astype(np.uint8)
 
 
-def quantize(values: np.ndarray, dtype: str, kind: str, group: int):
+#: Modules that vLLM fuses, by the ends of their names: their weights in NVFP4 have one global scale.
+FUSED = (("self_attn.q_proj", "self_attn.k_proj", "self_attn.v_proj"), ("gate_proj", "up_proj"), ("q_a_proj", "kv_a_proj_with_mqa"),
+         ("in_proj_qkv", "in_proj_z"), ("in_proj_b", "in_proj_a"))
+
+
+def largest_of(name: str, tensors: dict) -> float:
+    """Of the weight and of those that are fused with it."""
+    module = name.removesuffix(".weight")
+    ends = [(end, group) for group in FUSED for end in group if module.endswith("." + end)]
+    names = [module.removesuffix(end) + other + ".weight" for end, group in ends for other in group] or [name]
+    return max(np.abs(floats(*tensors[one])).max() for one in names if one in tensors)
+
+
+def quantize(values: np.ndarray, dtype: str, kind: str, group: int, largest: float | None = None):
     """(a code for each element, the bits of each group's scale, the fp32 global scale): `kind` of kernels::FourBitKind."""
     rows, columns = values.shape
     assert columns % group == 0
@@ -58,7 +71,8 @@ def quantize(values: np.ndarray, dtype: str, kind: str, group: int):
         codes = e2m1((groups / powers[index][..., None].astype(np.float32)), kind == "kMxFp4")
         return codes.reshape(rows, columns), index.astype(np.uint8), None
     if kind == "kNvFp4":
-        whole = in_kind(np.float32(2688) * in_kind(np.float32(1) / np.float32(max(np.abs(values).max(), LEAST[dtype])), dtype), dtype)
+        largest = np.abs(values).max() if largest is None else largest
+        whole = in_kind(np.float32(2688) * in_kind(np.float32(1) / np.float32(max(largest, LEAST[dtype])), dtype), dtype)
         stored = encode(in_kind(amax / np.float32(6), dtype) * whole)
         stored = np.where(stored == 0, 0x20, stored).astype(np.uint8)
         codes = e2m1(groups / (VALUES[stored].astype(np.float32) / whole)[..., None], False)
@@ -83,10 +97,11 @@ FORMATS = {"mxfp4-compressed-tensors": ("kMxFp4Rounded", 32), "nvfp4-compressed-
            "int4-32-compressed-tensors": ("kInt4", 32), "int4-128-compressed-tensors": ("kInt4", 128)}
 
 
-def stored(name: str, meta: TensorMeta, bits: np.ndarray, kind: str, group: int) -> dict:
-    """What compressed-tensors stores of a weight: name -> (dtype, shape, bytes)."""
+def stored(name: str, tensors: dict, kind: str, group: int) -> dict:
+    """What compressed-tensors stores of a weight of a model: name -> (dtype, shape, bytes)."""
+    meta, bits = tensors[name]
     rows, columns = meta.shape
-    codes, scales, whole = quantize(floats(meta, bits), meta.dtype, kind, group)
+    codes, scales, whole = quantize(floats(meta, bits), meta.dtype, kind, group, largest_of(name, tensors))
     words = kind == "kInt4"
     dtype = {"kInt4": meta.dtype, "kNvFp4": "F8_E4M3"}.get(kind, "U8")
     made = {f"{name}_packed": ("I32" if words else "U8", (rows, columns // (8 if words else 2)), packed(codes, words).tobytes()),

@@ -14,6 +14,7 @@ from conftest import BINARIES, DATA, golden_script
 from quantize_oracle import VALUES, encode, floats
 from weightwire import TensorMeta, checkpoint
 from weightwire.checkpoint import quantizing
+from weightwire.checkpoint.library import library_of
 from weightwire.checkpoint.stored import CheckpointError
 
 #: Sizes that blocks of 128 leave a rest of.
@@ -160,7 +161,7 @@ def test_four_bits_are_what_the_definition_gives(tmp_path, format):
         for name, (meta, bits) in tensors.items():
             kept = any(part in name for part in KEPT)
             wanted |= {name: (meta.dtype, meta.shape, bits.tobytes())} if kept else four_bit_oracle.stored(
-                name, meta, bits, *four_bit_oracle.FORMATS[format])
+                name, tensors, *four_bit_oracle.FORMATS[format])
         assert got.keys() == wanted.keys()
         for name in wanted:
             assert got[name] == wanted[name], (dtype, name)
@@ -169,6 +170,38 @@ def test_four_bits_are_what_the_definition_gives(tmp_path, format):
         # The config.json that was written says the same format.
         quantizing.quantize(tmp_path / dtype, tmp_path / f"{dtype}-like", "hf", str(tmp_path / f"{dtype}-q" / "config.json"))
         assert read_folder(tmp_path / f"{dtype}-like") == got
+
+
+#: What vLLM 0.32.0 names in packed_modules_mapping, and experts, whose gate and up it fuses without.
+FUSED_BY_VLLM = {"deepseek-v3": (("q_a_proj", "kv_a_proj_with_mqa"), ("gate_proj", "up_proj")),
+                 "qwen3.5-397b-a17b-text": (("q_proj", "k_proj", "v_proj"), ("gate_proj", "up_proj"), ("in_proj_qkv", "in_proj_z"),
+                                            ("in_proj_b", "in_proj_a"))}
+
+
+@pytest.mark.parametrize("model_of", FUSED_BY_VLLM)
+def test_what_an_engine_fuses_has_one_global_scale(model_of):
+    """vLLM takes the largest of several for all of them, which is wrong for the others."""
+    config = {key: value for key, value in json.loads((DATA / f"configs/{model_of}.json").read_text()).items() if key != "quantization_config"}
+    said = json.loads(library_of(None).quantized(json.dumps(config), "nvfp4-compressed-tensors"))["weights"]
+    found, wanted = {}, {}
+    for weight in said:
+        parent, _, module = weight["name"].removesuffix(".weight").rpartition(".")
+        names = next((names for names in FUSED_BY_VLLM[model_of] if module in names), (module,))
+        wanted.setdefault((parent, names), []).append(weight["name"])
+        found.setdefault(weight["fused"], []).append(weight["name"])
+    assert sorted(map(sorted, found.values())) == sorted(map(sorted, wanted.values()))
+    assert max(map(len, wanted.values())) > 1
+
+
+def test_a_global_scale_of_two_dtypes_is_refused(tmp_path):
+    """compressed-tensors rounds it to the weights' own dtype."""
+    config, tensors = grouped("BF16")
+    name = "model.layers.0.self_attn.k_proj.weight"
+    tensors[name] = grouped("F32")[1][name]
+    write_shards(tmp_path / "a", config, tensors, 1)
+    with pytest.raises(CheckpointError) as refused:
+        quantizing.quantize(tmp_path / "a", tmp_path / "q", "hf", "nvfp4-compressed-tensors")
+    assert "self_attn" in refused.value.tensor and "F32" in str(refused.value) and "BF16" in str(refused.value)
 
 
 GPT_OSS = {"model_type": "gpt_oss", "hidden_size": 64, "num_hidden_layers": 1, "num_attention_heads": 4, "num_key_value_heads": 2,

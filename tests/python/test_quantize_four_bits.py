@@ -36,7 +36,7 @@ def wanted_of(plain: dict, kind: str, group: int) -> dict:
     for name, (meta, bits) in plain.items():
         linear = len(meta.shape) == 2 and not name.endswith(("embed_tokens.weight", "lm_head.weight", "mlp.gate.weight",
                                                              "block_sparse_moe.gate.weight", "norm.weight"))
-        made |= four_bit_oracle.stored(name, meta, bits, KINDS[kind][0], group) if linear else {
+        made |= four_bit_oracle.stored(name, plain, KINDS[kind][0], group) if linear else {
             name: (meta.dtype, tuple(meta.shape), np.ascontiguousarray(bits).tobytes())}
     return made
 

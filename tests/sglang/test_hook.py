@@ -44,16 +44,19 @@ def checkpoint(tmp_path):
 
 
 @pytest.fixture
-def engine():
-    """SGLang's updater around our model; what it needs of the accelerator and of the process is stood in for."""
-    model = Model()
-    updater = weight_updater.WeightUpdater(
+def updater_of():
+    """updater_of(model) -> SGLang's updater around it; what it needs of the accelerator and of the process is stood in for."""
+    yield lambda model: weight_updater.WeightUpdater(
         tp_rank=0, device="cpu", gpu_id=0, model_config=None, custom_weight_loaders=[LOADER], get_model=lambda: model,
         update_model_fields=None, recapture_cuda_graph=None, get_model_runner=lambda: None)
-    yield updater
     for rank in weightwire.sglang._ranks.values():
         rank.close()
     weightwire.sglang._ranks.clear()
+
+
+@pytest.fixture
+def engine(updater_of):
+    return updater_of(Model())
 
 
 @pytest.fixture(autouse=True)

@@ -140,6 +140,35 @@ std::string_view InputOf(Role role, std::string_view weight) {
   }
 }
 
+/// The same for compressed-tensors' NVFP4: what llm-compressor gives one global scale, and what
+/// vLLM fuses besides, whose loader takes the largest of several for all of them.
+std::string_view FusedWith(Role role, std::string_view weight) {
+  switch (role) {
+    case Role::kQWeight:
+    case Role::kKWeight:
+    case Role::kVWeight:
+      return "attention";
+    case Role::kQDown:
+    case Role::kKvDown:
+      return "latent attention";
+    case Role::kLinearQkv:
+    case Role::kLinearZ:
+      return "linear attention";
+    case Role::kLinearB:
+    case Role::kLinearA:
+      return "gates of linear attention";
+    case Role::kGateWeight:
+    case Role::kUpWeight:
+    case Role::kExpertGate:
+    case Role::kExpertUp:
+    case Role::kSharedGate:
+    case Role::kSharedUp:
+      return InputOf(role, weight);
+    default:
+      return weight;
+  }
+}
+
 /// modelopt gives gate and up of an expert one scale of both, also of whole tensors in fp8: what
 /// they hold passes as it is, and nothing makes it of one of them.
 bool SharesScale(const WeightFormat& format, Role role) {
@@ -359,9 +388,10 @@ Status Model::Quantize(const TensorTemplate& tensor, size_t first, int64_t layer
               "explicit layouts");
     }
     const std::string name = weight.name;
-    if (format.rule == ScaleRule::kNvFp4Modelopt) {
+    if (IsNvFp4(format.rule)) {
       const std::string expert = Has(tensor.name, kExpertMark) ? std::to_string(at - first) : "";
-      fused_[name] = std::string(InputOf(tensor.parts[0].role, name))
+      const Role role = tensor.parts[0].role;
+      fused_[name] = std::string(format.OfModelopt() ? InputOf(role, name) : FusedWith(role, name))
                          .append(" ")
                          .append(std::to_string(layer))
                          .append(" ")

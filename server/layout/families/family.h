@@ -299,8 +299,8 @@ class Model {
   int64_t LayerOf(uint32_t tensor) const { return layer_of_[tensor]; }
   /// The shape under which a Hugging Face checkpoint stores canonical tensor `tensor`.
   Shape StoredShape(uint32_t tensor) const;
-  /// Of each weight in modelopt's NVFP4, what it has in common with those that read the same as it,
-  /// and no others: engines hold these as one, with one scale of whole tensors.
+  /// Of each weight in NVFP4, what it has in common with those that engines hold with it as one,
+  /// with one scale of whole tensors, and no others. modelopt's: all that read the same.
   const std::map<std::string, std::string>& fused() const { return fused_; }
   /// The tensor with the scales of fp8 weight `tensor`; nullopt for all others.
   std::optional<uint32_t> ScalesOf(uint32_t tensor) const;

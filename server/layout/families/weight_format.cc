@@ -564,15 +564,30 @@ Result<WeightFormat> ReadModelopt(const Json& json) {
   return format;
 }
 
+/// torchao's files hold parts of its tensors, and say only in the metadata of each file of which
+/// kind these are, which no list of names, dtypes and shapes tells. Its scales are of other
+/// roundings for each kind, too, so that nothing here has the same numbers.
+Result<WeightFormat> ReadTorchAo(const Json& json) {
+  const Json said = json.value("quant_type", Json());
+  const Json kind = said.is_object() ? said.value("default", Json()) : said;
+  const Json name = kind.is_object() ? kind.value("_type", Json()) : kind;
+  return Fail(Status(Code::kInvalidArgument, Reason::kInvalidRequest,
+                     "quantization_config has quant_method \"torchao\", quant_type " + Shown(name) +
+                         ": its weights are stored in parts (_weight_qdata, _weight_scale) of a "
+                         "kind that only the metadata of each file tells")
+                  .Remedy("make a checkpoint for the engine of the one in bf16 (wwctl convert "
+                          "--quantize fp8-channel or int4-128-compressed-tensors, for example), or "
+                          "run the engine in bf16, without quantization_config"));
+}
+
 struct Reader {
   std::string_view method;
   Result<WeightFormat> (*read)(const Json& json);
 };
-constexpr Reader kReaders[] = {{"fp8", ReadFp8},
-                               {"mxfp8", ReadMxFp8},
-                               {"mxfp4", ReadMxFp4},
-                               {"compressed-tensors", ReadCompressedTensors},
-                               {"modelopt", ReadModelopt}};
+constexpr Reader kReaders[] = {
+    {"fp8", ReadFp8},         {"mxfp8", ReadMxFp8},
+    {"mxfp4", ReadMxFp4},     {"compressed-tensors", ReadCompressedTensors},
+    {"torchao", ReadTorchAo}, {"modelopt", ReadModelopt}};
 
 /// As its exporter writes it.
 Json ModeloptConfigOf(const ModeloptAlgorithm& algorithm, const std::vector<std::string>& skipped) {

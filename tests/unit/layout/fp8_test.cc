@@ -853,7 +853,10 @@ TEST(WeightFormats, WhatIsUnderstoodAndNotMadeIsRefusedByName) {
                          of_group({{"input_activations", {{"dynamic", "local"}}}})),
        "local"},
       {{{"quant_method", "mxfp4"}}, "mxfp4"},
-      {{{"quant_method", "torchao"}, {"quant_type", "float8"}}, "torchao"},
+      {{{"quant_method", "torchao"}, {"quant_type", "float8"}}, "torchao\", quant_type \"float8\""},
+      {{{"quant_method", "torchao"},
+        {"quant_type", {{"default", {{"_type", "Float8WeightOnlyConfig"}, {"_version", 2}}}}}},
+       "quant_type \"Float8WeightOnlyConfig\": its weights are stored in parts"},
       {{{"quant_method", "mxfp8"}, {"weight_block_size", {1, 16}}}, "weight_block_size"},
   };
   for (const auto& [config, word] : table) {

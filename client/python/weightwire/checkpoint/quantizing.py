@@ -208,6 +208,10 @@ def _made(library: Library, opened: Opened, name: str, weights: Mapping[str, _We
     amax, global_scale = amaxes.get(weight.fused, (0.0, 1.0))
     if weight.rule in (_NVFP4, NVFP4_MODELOPT) and weight.fused not in amaxes:
         for one in [one for one in weights.values() if one.fused == weight.fused != ""] or [weight]:
+            if weight.rule == _NVFP4 and one.source.dtype != dtype:  # its scale is rounded to the weights' dtype
+                raise CheckpointError(f"it is {one.source.dtype}, and {weight.source.name}, with which it has a global scale in common, "
+                                      f"{dtype}", reason="dtype_mismatch", tensor=one.source.name,
+                                      remedy="make a checkpoint in one dtype first, or take nvfp4-modelopt")
             for _, source in _bands(opened, one, half, memory):
                 amax, global_scale = library.global_scale(one.source.dtype, weight.rule, source, amax)
         if weight.fused:

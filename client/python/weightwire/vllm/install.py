@@ -38,7 +38,11 @@ class Fused:
             path, _, attribute = name.rpartition(".")
             by_module.setdefault(path, {})[attribute] = tensor
         for path, tensors in by_module.items():
-            _install_module(path, self._model.get_submodule(path), tensors, owned)
+            module = self._model.get_submodule(path)
+            if is_deferred_attention_layer(module) and not any(hasattr(module, name) for name in tensors):
+                _install_scales(module, tensors)
+            else:
+                _install_module(path, module, tensors, owned)
 
     @torch.no_grad()
     def finish(self) -> None:
@@ -82,6 +86,21 @@ def _install_module(path: str, module: torch.nn.Module, tensors: Mapping[str, to
         raise
     finally:
         info.reset()
+
+
+def _install_scales(module: Any, tensors: Mapping[str, torch.Tensor]) -> None:
+    """Scales of the KV cache, which attention folds into buffers and gives up: all are made anew, as vLLM's own reload does, for those
+    that no checkpoint has mean something too."""
+    before = set(module._parameters)
+    try:
+        module.quant_method.create_weights(module)
+        for name, tensor in tensors.items():
+            parameter = getattr(module, name)
+            parameter.data.copy_(tensor.reshape(parameter.shape))
+        module.quant_method.process_weights_after_loading(module)
+    finally:
+        for name in set(module._parameters) - before:  # after a failure
+            delattr(module, name)
 
 
 def _place(module: torch.nn.Module, wanted: Mapping[str, torch.Tensor], tensors: Mapping[str, torch.Tensor]) -> set[str]:
