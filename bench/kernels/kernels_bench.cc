@@ -206,7 +206,8 @@ QuantizeBox Matrix(const Case& c) {
 
 int64_t Elements(const Case& c) { return c.box.extent[0] * c.box.extent[1]; }
 // Of kNvFp4: as of a tensor whose largest magnitude is 4.
-constexpr float kGlobal = 672;
+// One is the other's inverse.
+float GlobalOf(FourBitKind kind) { return kind == FourBitKind::kNvFp4Modelopt ? 1.0f / 672 : 672; }
 
 uint64_t Run(const Case& c, Buffers& buffers) {
   unsigned char* target = buffers.target.data();
@@ -236,7 +237,7 @@ uint64_t Run(const Case& c, Buffers& buffers) {
       return 0;
     case Work::kFourBit:
       QuantizeFourBit(target, target + Elements(c) / 2, source, c.box.extent[0], c.box.extent[1],
-                      c.block_columns, c.from, c.four_bit, kGlobal);
+                      c.block_columns, c.from, c.four_bit, GlobalOf(c.four_bit));
       return 0;
     case Work::kDeltaEncode:
       return c.delta->Encode();
@@ -271,7 +272,7 @@ bool Check(const Case& c, Buffers& buffers) {
   }
   if (c.work == Work::kFourBit) {
     return FourBitRight(buffers.target.data(), buffers.source.data(), Elements(c), c.block_columns,
-                        c.four_bit, kGlobal);
+                        c.four_bit, GlobalOf(c.four_bit));
   }
   std::fill(buffers.expected.begin(), buffers.expected.end(), static_cast<unsigned char>(0xa5));
   reference::Copy(buffers.expected.data(), buffers.source.data(), c.box, c.from, c.to);
