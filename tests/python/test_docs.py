@@ -21,11 +21,11 @@ PAGES = sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md", ROOT / "client/p
                 *ROOT.glob("client/python/examples/*.md")])
 GENERATED = {"wwctl.md", "metrics.md", "python.md", "python-frameworks.md"}
 _BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.M | re.S)
-#: Programs of others: what they are told is theirs to refuse. `weightwire` is the package's own command, which its tests run.
+#: Programs of others: what they are told is theirs to refuse. `weightwire` without a command is the package's own.
 FOREIGN = {"openssl", "weightwire", "helm", "kubectl", "vllm", "python", "cd", "export", "source", "curl", "docker", "systemctl", "pip", "pytest", "wget"}
 #: wwctl's commands that are `python -m weightwire.checkpoint`, and `python -m weightwire.store`.
 _BY_PYTHON = (["compact"], ["convert"], ["load"], ["push"], ["save"], ["delta"], ["quantize"], ["store"])
-_OURS = ("wwctl", "weightwired", "./dev", "python -m weightwire.checkpoint", "deploy/certs.sh")
+_OURS = ("wwctl", "weightwired", "weightwire demo", "weightwire vllm", "./dev", "python -m weightwire.checkpoint", "deploy/certs.sh")
 
 
 def blocks(page, kind: str) -> list[str]:
@@ -97,6 +97,8 @@ def what_it_takes(words: list[str]) -> str:
         return wwctl_help(words)
     if program == "weightwired":
         return help_of(str(BINARIES / "weightwired"))
+    if program == "weightwire":
+        return help_of(sys.executable, "-m", "weightwire", *([words.pop(0)] if words and words[0].isalpha() else []))
     if program == "deploy/certs.sh":
         return (ROOT / "deploy/certs.sh").read_text().split("set -euo")[0]
     if program == "./dev":

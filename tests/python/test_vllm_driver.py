@@ -17,186 +17,16 @@ import pytest
 
 from breaking_line import BreakingLine
 from conftest import until
+from fake_vllm import Engine, Rank
 from weightwire import NotReadyError, RefusedError
 from weightwire.vllm import Deadlines, EngineDriver, InstallError, Serving, Span, adopt as adopt_module, driver as driver_module, spans
 from weightwire.labels import label
 from weightwire.vllm.channel import address_of
-from weightwire.vllm.link import Link
 from weightwire.vllm.ports import AsyncPort, HttpPort, LlmPort
 from weightwire.vllm.replace import StepError
 
 QUICK = Deadlines(**{name: 5.0 for name in ("init", "prepare", "pause", "start", "update", "finish", "reset", "canary",
                                             "resume", "transfer", "room")})
-
-
-class Rank:
-    """What a worker tells: its weights are those of `holds`; `fails` makes the next calls of a step fail."""
-
-    def __init__(self, number, size, settings, engine, **more):
-        self.number, self.engine = number, engine
-        self.calls, self.holds, self.broken, self.failure, self.open = 0, None, None, None, False
-        self.changed = threading.Condition()
-        self.link = Link(settings["link"], settings["link_key"], self.answer, 5)
-        self.link.send({"rank": number, "hello": {"world_size": size, "mode": "fused", "notes": [], "rows": 1, "bytes": 1,
-                                                  "interrupted": False, **more}})
-
-    def offer(self, epoch):
-        self.link.send({"offer": {"epoch": epoch, "version": epoch, "leader": self.number == 0}})
-
-    def want_room(self, epoch):
-        self.link.send({"room": {"epoch": epoch, "version": epoch}})
-
-    def answer(self, do, message):
-        self.engine.log.append(do)
-        if do == "prepare" and self.engine.fault("prepare", self.number):
-            raise RuntimeError("injected")
-        if do == "make_room":
-            assert self.engine.paused, "requests run on a stage that is given up"
-            if self.engine.fault("make_room", self.number):
-                raise RuntimeError("the epoch has ended")
-            self.engine.emptied.append((self.number, message["epoch"]))
-        with self.changed:
-            if do == "await" and not self.changed.wait_for(lambda: self.calls > message["calls"][self.number], 5):
-                raise TimeoutError("not reached")
-        return {"serving": None if self.broken else self.holds, "broken": self.broken, "failure": self.failure,
-                "calls": self.calls, "open": self.open}
-
-    def call(self, steps, epoch=None):
-        """One call of vLLM; without sessions it is the whole of an update."""
-        with self.changed:
-            for step in steps:
-                self.do(step, epoch)
-            self.calls += 1
-            self.changed.notify_all()
-
-    def do(self, step, epoch):
-        if step == "start":
-            self.failure, self.open = None, True
-        if self.failure is None and self.engine.fault(step, self.number):
-            self.failure = f"{step}: injected"
-        if step == "update" and self.failure is None:
-            self.pending = epoch
-        if step == "update":
-            self.broken = "half"
-        if step == "finish":
-            self.open = False
-            if self.failure is None and not self.engine.fault("silent", self.number):
-                self.holds, self.broken = self.pending, None
-
-    def lose(self):
-        """Its parameters: somebody who verifies has found that."""
-        self.holds = None
-        self.link.send({"lost": {"epoch": self.engine.installed, "why": f"rank {self.number}: 1 parameter"}})
-
-
-class Engine:
-    """A port, and the ranks behind it."""
-
-    needs_thread = False
-    look_seconds = 0.0
-
-    def __init__(self, size=2, sessions=True):
-        self.sleeps, self.running, self.requests = False, 0, threading.Condition()
-        self.served = None
-        self.sessions, self.active, self.installed = sessions, False, None
-        self.size, self.log, self.faults, self.paused, self.version = size, [], {}, False, None
-        self.ranks, self.emptied = [], []
-        self.reached = lambda settings: settings  # the way to the driver
-
-    def fault(self, step, rank):
-        left = self.faults.get((step, rank), 0)
-        self.faults[step, rank] = left - 1
-        return left > 0
-
-    def serves(self):
-        return {None if rank.broken else rank.holds for rank in self.ranks}
-
-    def replicas(self, timeout):
-        return None
-
-    def init(self, settings, timeout):
-        more = {} if self.sessions else {"sessions": False}
-        settings = self.reached(settings)
-        self.ranks = [Rank(number, self.size, settings, self, **more) for number in range(self.size)]
-
-    def pause(self, mode, timeout):
-        self.log.append(f"pause {mode}")
-        with self.requests:
-            if mode == "wait":
-                assert self.requests.wait_for(lambda: not self.running, timeout)
-            self.running = 0
-            self.requests.notify_all()
-        self.paused = True
-
-    def end_requests(self):
-        with self.requests:
-            self.running = 0
-            self.requests.notify_all()
-
-    def start(self, draft, timeout, direct=False):
-        assert not any(rank.open for rank in self.ranks) and not self.active, "already active"
-        assert direct != self.sessions
-        self.log.append("start")
-        self.active = True
-        if self.sessions:
-            self.on_ranks("start")
-
-    def update(self, ticket, timeout):
-        assert self.active
-        self.log.append("update")
-        if not self.sessions:
-            for rank in self.ranks:
-                rank.failure = None
-        self.on_ranks("update", ticket["epoch"], ("update",) if self.sessions else ("start", "update", "finish"))
-
-    def finish(self, timeout):
-        assert self.active, "without a matching start"
-        self.log.append("finish")
-        self.active = False
-        if self.sessions:
-            self.on_ranks("finish")
-
-    def on_ranks(self, step, epoch=None, calls=None):
-        """As vLLM after a failure: it returns although the last rank has not done it yet."""
-        assert self.paused, f"{step} while requests run"
-        for rank in self.ranks[:-1]:
-            rank.call(calls or (step,), epoch)
-        threading.Timer(0.05, self.ranks[-1].call, (calls or (step,), epoch)).start()
-
-    def set_version(self, version, timeout):
-        self.log.append(f"version {version}")
-
-    def reset_prefix_cache(self, running, timeout):
-        self.log.append("reset")
-        return not self.fault("reset", 0)
-
-    def resume(self, timeout):
-        assert len(self.serves()) == 1, "ranks of different versions would answer"
-        self.log.append("resume")
-        self.paused = False
-
-    def asleep(self, timeout):
-        return bool(self.sleeps) or self.paused
-
-    def sleep(self):
-        """As level 2: its ranks hold nothing of any version."""
-        self.sleeps, self.paused = {"weights", "kv_cache"}, True
-        for rank in self.ranks:
-            rank.holds = None
-
-    def wake_up(self, tag, timeout):
-        self.log.append(f"wake {tag}")
-        self.sleeps -= {tag}
-        if not self.sleeps:
-            assert self.served == self.serves() or self.served is None, "requests see what lay there"
-            self.paused = False
-
-    def generate(self, prompt, max_tokens, timeout):
-        return [1] * max_tokens
-
-    def offer(self, epoch):
-        for rank in self.ranks:
-            rank.offer(epoch)
 
 
 @pytest.fixture
@@ -405,6 +235,41 @@ def test_a_rank_that_left_is_named(engine, driver):
         assert workers._changed.wait_for(lambda: 1 not in workers._ranks, 5)
     with pytest.raises(InstallError, match=r"step prepare: .*ranks \[1\] of the engine are gone"):
         driver.step(5)
+
+
+class TestRestart:
+    """As of a server behind the same URL: its ranks go, others come, and hold what they were started with."""
+
+    @pytest.fixture(autouse=True)
+    def quick(self, monkeypatch):
+        monkeypatch.setattr(driver_module, "_GONE_SECONDS", 2.0)
+
+    @staticmethod
+    def restart(engine, driver, says_goodbye):
+        engine.restart(says_goodbye)
+        until("its ranks are gone", lambda: driver._workers.are_gone(driver_module._GONE_SECONDS))
+        assert driver.step(0.05) is None and len(engine.ranks) == engine.size
+
+    @pytest.mark.parametrize("says_goodbye", [True, False])
+    def test_it_is_initialised_again(self, engine, driver, says_goodbye):
+        assert install(engine, driver, 3).version == 3
+        self.restart(engine, driver, says_goodbye)
+        assert driver.serving is None
+        assert install(engine, driver, 3).version == 3 and engine.serves() == {3} and driver.ready
+
+    def test_one_that_was_broken_is_whole_again(self, engine, driver):
+        engine.faults = {("update", 0): 2}
+        with pytest.raises(InstallError, match="paused"):
+            install(engine, driver, 1)
+        assert driver.broken
+        self.restart(engine, driver, True)
+        assert install(engine, driver, 2).version == 2 and not driver.broken
+
+    def test_one_rank_that_is_away_is_not_the_engine(self, engine, driver):
+        assert install(engine, driver, 1).version == 1
+        engine.ranks[1].link.die()
+        time.sleep(2.5)  # longer than that
+        assert driver.step(0.05) is None and driver.serving.version == 1
 
 
 class TestPausedLive:

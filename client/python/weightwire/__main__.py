@@ -1,4 +1,4 @@
-"""`weightwire demo`: the main job on this machine. `weightwire --version`."""
+"""`weightwire demo`: the main job on this machine. `weightwire vllm`: a vLLM server follows every version. `weightwire --version`."""
 
 from __future__ import annotations
 
@@ -11,6 +11,7 @@ from typing import List, Optional
 from weightwire import __version__
 from weightwire.binaries import program
 from weightwire.errors import WeightwireError
+from weightwire.vllm import command
 
 
 def _demo_folder() -> Path:
@@ -28,7 +29,10 @@ def main(arguments: Optional[List[str]] = None) -> int:
                                             "killed, every byte compared")
     demo.add_argument("--small", action="store_true", help="a small model [default]")
     demo.add_argument("--full", action="store_true", help="a model of 988 MB: needs 8 GB of memory")
+    command.add_to(commands)
     asked = parser.parse_args(arguments)
+    if asked.command == "vllm":
+        return command.run(asked)
     try:
         binary = program("weightwired")
     except WeightwireError as error:

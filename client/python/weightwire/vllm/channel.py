@@ -202,6 +202,10 @@ class Channel:
     def received(self) -> int:
         return self._received
 
+    @property
+    def attached(self) -> bool:
+        return self._wire is not None
+
     def send(self, body: Message) -> None:
         """Now, or when there is a wire again."""
         with self._lock:

@@ -27,9 +27,12 @@ from weightwire.vllm.room import give_room
 log = logging.getLogger("weightwire.vllm")
 #: canary(generate, version), generate(token ids, max_tokens) -> greedy token ids
 Canary = Callable[[Callable[[Sequence[int], int], list[int]], int], None]
+MODES = ("fused", "hf_sharded", "hf_full")
+INSTALLS = ("host-shadow", "device-shadow", "paused-live")
 PAUSE_MODES = ("abort", "wait", "keep")
 _PAUSE_SECONDS = 0.5  # after a failure; doubled for each one in a row
 _HELLO_SECONDS = 30.0  # for ranks that vLLM says are initialised
+_GONE_SECONDS = 10.0  # without a connection to any rank: the engine was started anew
 _LOOK_SECONDS = 0.2  # how soon it is seen that an engine woke up
 _PAUSE_SECONDS_MAX, _INIT_PAUSE_SECONDS_MAX = 5.0, 30.0
 
@@ -96,9 +99,9 @@ class EngineDriver:
                  max_behind: int = 1, coordinator: str | None = None, checkpoint: str | None = None, listen: str | None = None,
                  draft: bool = False, canary: Canary | None = None, attempts: int = 2,
                  deadlines: Deadlines = Deadlines()):
-        if pause not in PAUSE_MODES:
-            raise errors.RefusedError(f"unknown pause mode {pause!r}", code="INVALID_ARGUMENT",
-                                      remedy=f"one of {', '.join(PAUSE_MODES)}")
+        for what, given, known in (("mode", mode, MODES), ("install mode", install, INSTALLS), ("pause mode", pause, PAUSE_MODES)):
+            if given not in known:
+                raise errors.RefusedError(f"unknown {what} {given!r}", code="INVALID_ARGUMENT", remedy=f"one of {', '.join(known)}")
         adoption = Adoption(adopt, adopt_within, max_behind)
         adoption.check(pause, coordinator)
         self._port = port_of(engine)
@@ -159,12 +162,16 @@ class EngineDriver:
         """Waits for the next committed version and installs it; None after `timeout` seconds without one. Where the engine was
         found to have lost parameters of the version that it serves (`wwctl verify`), that is installed again, and returned.
 
+        An engine whose ranks have all gone is initialised again: a server that was started anew behind the same URL.
+
         An engine that sleeps is left alone until it is awake; then what it serves is installed again.
 
         Raises InstallError, which says on which version the engine is. A version that failed for another reason
         than its canary is tried again by the next call, until the coordinator evicts the engine. With "paused-live" the
         call may take `timeout` and the transfer.
         """
+        if self._ranks and self._workers.are_gone(_GONE_SECONDS):
+            self._start_over()
         if not self._ranks:
             self.init()
         end = time.monotonic() + timeout
@@ -173,6 +180,13 @@ class EngineDriver:
             return None
         with self._turn:
             return self._take(self._workers.wait_event(0.0, losses=True) if self._slept else event)
+
+    def _start_over(self) -> None:
+        """With an engine that was started anew, or will be: it holds what it was started with."""
+        log.warning("weightwire: all ranks of the engine are gone; it is initialised again when it is there")
+        self._workers.forget()
+        self._ranks, self._paused_at, self._slept = [], None, False
+        self._set(None, broken=False)
 
     def _take(self, event: Message | None) -> Serving | None:
         self._replacer.seconds, self._forced = {}, ""
@@ -446,6 +460,11 @@ class EngineDriver:
                                            code="DEADLINE_EXCEEDED",
                                            remedy=f"last error: {self.last_error}") from self.last_error
             return self.serving
+
+    @property
+    def gave_up(self) -> bool:
+        """Whether `start` follows no more, for no later try can do better: `last_error` says why."""
+        return self._gave_up
 
     def status(self) -> dict[str, Any]:
         """For people and probes."""

@@ -28,10 +28,8 @@ from weightwire.subscriber import Offer, RoomWanted, Subscriber
 from weightwire.torch_cuda import PageLocks
 from weightwire.vllm import checkpoint, copies, features, loading, stage
 from weightwire.vllm.channel import Message
+from weightwire.vllm.driver import INSTALLS, MODES
 from weightwire.vllm.link import Link
-
-MODES = ("fused", "hf_sharded", "hf_full")
-INSTALLS = ("host-shadow", "device-shadow", "paused-live")
 
 
 @dataclass
@@ -160,12 +158,9 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
 
     def _add_main(self) -> None:
         s = self._settings
-        if s.mode not in MODES:
-            raise errors.RefusedError(f"unknown mode {s.mode!r}", code="INVALID_ARGUMENT",
-                                      remedy=f"one of {', '.join(MODES)}")
-        if s.install not in INSTALLS:
-            raise errors.RefusedError(f"unknown install mode {s.install!r}", code="INVALID_ARGUMENT",
-                                      remedy=f"one of {', '.join(INSTALLS)}")
+        for what, given, known in (("mode", s.mode, MODES), ("install mode", s.install, INSTALLS)):
+            if given not in known:
+                raise errors.RefusedError(f"unknown {what} {given!r}", code="INVALID_ARGUMENT", remedy=f"one of {', '.join(known)}")
         folder = checkpoint.folder_of(s.checkpoint or self.model_config.model)
         self._config = checkpoint.config_of(checkpoint.config_text(folder))
         self._checkpoint = checkpoint.tensors(folder)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import collections
 import ipaddress
 import logging
+import math
 import os
 import secrets
 import socket
@@ -111,6 +112,7 @@ class Workers:
         self._answers: dict[tuple[int, int], Message] = {}
         self._fences: dict[int, str] = {}
         self._lost: dict[int, Message] = {}
+        self._away: dict[int, float] = {}  # since when a rank has had no connection
         self._next_id = 0
         self._stopped = False
         threading.Thread(target=self._accept, name="weightwire-driver", daemon=True).start()
@@ -158,6 +160,8 @@ class Workers:
             with self._changed:
                 channel = self._channels.setdefault(session, Channel())
             channel.attach(wire, received, welcome=True)
+            with self._changed:
+                self._away = {rank: since for rank, since in self._away.items() if self._ranks.get(rank) is not channel}
         except (OSError, ChannelError) as error:
             if not isinstance(error, ConnectionError):
                 log.warning("weightwire: a connection to the driver's %s is not a worker's: %s", self.address, error)
@@ -173,12 +177,16 @@ class Workers:
             pass
         except ChannelError as error:
             log.error("weightwire: a worker at %s: %s", self.address, error)
+        with self._changed:
+            if not channel.attached:
+                self._away.update((rank, time.monotonic()) for rank, known in self._ranks.items() if known is channel)
         if self._folder:
             self._forget(channel)
 
     def _forget(self, channel: Channel) -> None:
         """Of a rank that does not come back."""
         with self._changed:
+            self._away.update((rank, -math.inf) for rank, known in self._ranks.items() if known is channel)
             self._channels = {session: known for session, known in self._channels.items() if known is not channel}
             self._ranks = {rank: known for rank, known in self._ranks.items() if known is not channel}
             self._changed.notify_all()
@@ -192,6 +200,7 @@ class Workers:
             if "hello" in message:
                 rank = message["rank"]
                 self._ranks[rank], self._hello[rank] = channel, message["hello"]
+                self._away.pop(rank, None)
             elif "offer" in message:
                 self._offers[rank] = message["offer"]
                 self._rooms.pop(rank, None)
@@ -247,6 +256,19 @@ class Workers:
         with self._changed:
             self._changed.wait_for(lambda: event() or self._stopped, timeout)
             return event()
+
+    def are_gone(self, seconds: float) -> bool:
+        """Whether every rank has left, or has had no connection for `seconds`: the engine was started anew, or is no more."""
+        with self._changed:
+            left = time.monotonic() - seconds
+            return self._complete() and all(self._away.get(rank, math.inf) <= left for rank in self._hello)
+
+    def forget(self) -> None:
+        """Nothing that ranks have said counts any more: others will say hello in their places."""
+        with self._changed:
+            self._channels, self._ranks = {}, {}
+            self._hello, self._offers, self._rooms, self._answers = {}, {}, {}, {}
+            self._fences, self._lost, self._away = {}, {}, {}
 
     def stop_waiting(self) -> None:
         """Nobody waits for a rank's first word or for its next offer any more."""
