@@ -154,7 +154,8 @@ def test_the_image_says_how_it_runs(image):
     assert pods.run(*inside(root, "weightwire-entrypoint", "--version")).strip() == version
     assert pods.run(*inside(root, "weightwire-entrypoint", "wwctl", "--version")).startswith("wwctl ")
     assert "usage: wwctl convert" in pods.run(*inside(root, "wwctl", "convert", "--help"))
-    assert "usage: weightwire demo" in pods.run(*inside(root, "weightwire-entrypoint", "demo", "--help"))
+    for command in ("demo", "vllm"):
+        assert f"usage: weightwire {command}" in pods.run(*inside(root, "weightwire-entrypoint", command, "--help"))
     assert not [path for path in ("usr/bin/g++", "src", "sbom", "ucx") if (pathlib.Path(root) / path).exists()]
     size = int(pods.run("du", "-s", "--block-size=1M", root).split()[0])
     print(f"\n{target}: {size} MiB unpacked, {packed(root)} MiB as a compressed layer")

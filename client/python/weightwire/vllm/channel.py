@@ -229,9 +229,10 @@ class Channel:
                 raise ChannelError(f"it says that it has received {received} messages of {self._sent}")
             if self._wire is not None:
                 self._wire.close()
-            self._wire = wire
+            self._wire = None
             if welcome:
                 wire.welcome(self._received)
+            self._wire = wire
             self._drop(received)
             for number, body in list(self._waiting):
                 self._write(number, body)
