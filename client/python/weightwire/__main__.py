@@ -1,4 +1,5 @@
-"""`weightwire demo`: the main job on this machine. `weightwire vllm`: a vLLM server follows every version. `weightwire --version`."""
+"""`weightwire demo`: the main job on this machine. `weightwire vllm`: a vLLM server follows every
+version. `weightwire run`: a command with an agent of its own. `weightwire --version`."""
 
 from __future__ import annotations
 
@@ -8,7 +9,7 @@ import sys
 from pathlib import Path
 from typing import List, Optional
 
-from weightwire import __version__
+from weightwire import __version__, run_command
 from weightwire.binaries import program
 from weightwire.errors import WeightwireError
 from weightwire.vllm import command
@@ -30,7 +31,11 @@ def main(arguments: Optional[List[str]] = None) -> int:
     demo.add_argument("--small", action="store_true", help="a small model [default]")
     demo.add_argument("--full", action="store_true", help="a model of 988 MB: needs 8 GB of memory")
     command.add_to(commands)
-    asked = parser.parse_args(arguments)
+    run_command.add_to(commands)
+    given = sys.argv[1:] if arguments is None else arguments
+    if given[:1] == ["run"] and given[1:2] not in (["-h"], ["--help"]):
+        return run_command.run(given[1:])
+    asked = parser.parse_args(given)
     if asked.command == "vllm":
         return command.run(asked)
     try:

@@ -22,7 +22,7 @@ Settings = Dict[str, Union[str, int, bool]]
 _VARIABLES = ("WEIGHTWIRE_ADDRESS", "WEIGHTWIRE_AGENT_SOCKET")
 #: They would lead clients elsewhere, or make them speak TLS.
 _OTHERS = ("WEIGHTWIRE_TLS_CERT", "WEIGHTWIRE_TLS_KEY", "WEIGHTWIRE_TLS_CA", "WEIGHTWIRE_TLS_SERVER_NAME", "WEIGHTWIRE_TOKEN_FILE")
-_STOP_SECONDS = 15
+STOP_SECONDS = 15
 #: Ends the daemon when its standard input does, that is when the process that wants it has ended, however it did. (A signal on
 #: the parent's death would come when the thread ends that started it.)
 _WATCH = """
@@ -78,6 +78,11 @@ def local(*, timeout: float = 30.0, **settings: Union[str, int, bool]) -> Iterat
         shutil.rmtree(directory, ignore_errors=True)
 
 
+def until_its_parent_ends(command: List[str]) -> List[str]:
+    """A command that runs `command` until its standard input, a pipe, is closed; then it has STOP_SECONDS."""
+    return [sys.executable, "-I", "-S", "-c", _WATCH, str(STOP_SECONDS), *command]
+
+
 @contextmanager
 def running(settings: Settings, directory: str, timeout: float) -> Iterator[Dict[str, str]]:
     """A `weightwired` with these settings, whose file and log (weightwired.log) lie in `directory`: what its line of readiness says
@@ -87,7 +92,7 @@ def running(settings: Settings, directory: str, timeout: float) -> Iterator[Dict
         out.writelines(f"{key}: {str(value).lower() if isinstance(value, bool) else value}\n" for key, value in settings.items())
     clean = {key: value for key, value in os.environ.items() if not key.startswith("WEIGHTWIRE_")}
     with open(log, "w") as errors:
-        process = subprocess.Popen([sys.executable, "-I", "-S", "-c", _WATCH, str(_STOP_SECONDS), str(binary), "--config", out.name],
+        process = subprocess.Popen(until_its_parent_ends([str(binary), "--config", out.name]),
                                    stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=errors, text=True, env=clean)
     try:
         yield _ready(process, log, timeout)
@@ -118,7 +123,7 @@ def _stop(process: "subprocess.Popen[str]") -> None:
     assert process.stdin is not None and process.stdout is not None
     process.stdin.close()
     try:
-        process.wait(_STOP_SECONDS + 5)
+        process.wait(STOP_SECONDS + 5)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
