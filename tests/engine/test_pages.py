@@ -50,7 +50,7 @@ def registered(monkeypatch):
 def engine(stack):
     """What vLLM has nothing to do with: the subscriber, its offers, and the preparation of each."""
     made = object.__new__(WeightwireEngine)
-    made._settings, made.device, made._observed = Settings(engine="engine", link=""), torch.device("cpu"), [META]
+    made._settings, made.device, made._observed = Settings(engine="engine", link="", link_key=""), torch.device("cpu"), [META]
     made._pages, made._lock = PageLocks(GPU, read_only=True), threading.Condition()
     made._held, made._seals, made._pending, made._room, made._closed = {}, {}, None, None, threading.Event()
     made._subscriber = Subscriber(group="engine", rank=0, world_size=1, agent=stack.agent)
@@ -61,6 +61,29 @@ def engine(stack):
     yield made
     made.shutdown()
     follower.join(10)
+
+
+@pytest.mark.parametrize("install, device, free, copied", [
+    ("auto", "cuda:3", META.nbytes + (1 << 30), True), ("auto", "cuda:3", META.nbytes + (1 << 30) - 1, False), ("auto", "cpu", None, False),
+    ("host-shadow", "cuda:3", 1 << 50, False), ("device-shadow", "cuda:3", 0, True)])
+def test_a_version_is_copied_to_the_device_before_the_pause_where_it_fits(monkeypatch, install, device, free, copied):
+    """There is no such device here: its calls are recorded."""
+    made = object.__new__(WeightwireEngine)
+    made._settings, made._pages, made._lock = Settings(engine="engine", link="", link_key="", install=install), None, threading.Condition()
+    made._shadow = (1, "of a version that was not installed")
+    made.device = torch.device(device)
+    monkeypatch.setattr(torch.cuda, "mem_get_info", lambda asked: (free, 1 << 60) if asked == made.device else pytest.fail("another device"))
+    monkeypatch.setattr(torch.cuda, "synchronize", lambda asked: None)
+
+    class Staged:
+        nbytes = META.nbytes
+
+        def to(self, where, copy, non_blocking):
+            assert where == made.device and copy
+            return "on the device"
+    made._staged = lambda epoch: {"w": Staged()}
+    made._prepare(2)
+    assert made._shadow == ((2, {"w": "on the device"}) if copied else None)
 
 
 def test_each_buffer_is_registered_once_and_given_up_with_a_fence_or_the_engine(stack, engine, registered):

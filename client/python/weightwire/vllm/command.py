@@ -36,7 +36,7 @@ def add_to(commands: Any) -> None:
     one.add_argument("--job", default="", help="[the agent's]")
     one.add_argument("--listen", metavar="HOST[:PORT]", help="this host's address, where the engine has workers on other hosts")
     one.add_argument("--mode", choices=MODES, default="fused", help="what lies in the stage [%(default)s]")
-    one.add_argument("--install", choices=INSTALLS, default="host-shadow", help="[%(default)s]")
+    one.add_argument("--install", choices=INSTALLS, default="auto", help="when weights are copied to the device [%(default)s]")
     one.add_argument("--pause", choices=PAUSE_MODES, default="abort", help="what becomes of requests that run [%(default)s]")
     one.add_argument("--adopt", choices=ADOPTIONS, default="lockstep", help="when the engine changes while requests run [%(default)s]")
     one.add_argument("--adopt-within", type=float, default=10.0, metavar="SECONDS", help="[%(default)s]")

@@ -28,7 +28,7 @@ log = logging.getLogger("weightwire.vllm")
 #: canary(generate, version), generate(token ids, max_tokens) -> greedy token ids
 Canary = Callable[[Callable[[Sequence[int], int], list[int]], int], None]
 MODES = ("fused", "hf_sharded", "hf_full")
-INSTALLS = ("host-shadow", "device-shadow", "paused-live")
+INSTALLS = ("auto", "host-shadow", "device-shadow", "paused-live")
 PAUSE_MODES = ("abort", "wait", "keep")
 _PAUSE_SECONDS = 0.5  # after a failure; doubled for each one in a row
 _HELLO_SECONDS = 30.0  # for ranks that vLLM says are initialised
@@ -76,7 +76,8 @@ class EngineDriver:
     name:       the engine's group in weightwire
     agent:      the agent's socket; default as everywhere in weightwire
     mode:       "fused" (the engine's own parameters), "hf_sharded" or "hf_full" (through its `load_weights`)
-    install:    "host-shadow", "device-shadow" (a second copy in device memory, made before the pause) or "paused-live"
+    install:    "host-shadow", "device-shadow" (a second copy in device memory, made before the pause), "auto" (the latter where each update
+                finds free GPU memory for it) or "paused-live"
                 (half the host memory: the engine is paused while the next version overwrites the stage of the last)
     pause:      what happens to requests in flight: "abort", "wait" (they end first) or "keep" (they go on with the
                 new weights, their cache recomputed)
@@ -95,7 +96,7 @@ class EngineDriver:
     """
 
     def __init__(self, engine: Any, *, name: str, agent: str | None = None, job: str = "", mode: str = "fused",
-                 install: str = "host-shadow", pause: str = "abort", adopt: str = "lockstep", adopt_within: float = 10.0,
+                 install: str = "auto", pause: str = "abort", adopt: str = "lockstep", adopt_within: float = 10.0,
                  max_behind: int = 1, coordinator: str | None = None, checkpoint: str | None = None, listen: str | None = None,
                  draft: bool = False, canary: Canary | None = None, attempts: int = 2,
                  deadlines: Deadlines = Deadlines()):

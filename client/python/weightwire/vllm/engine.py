@@ -32,6 +32,9 @@ from weightwire.vllm.driver import INSTALLS, MODES
 from weightwire.vllm.link import Link
 
 
+_LEFT_FREE = 1 << 30  # bytes of a GPU, for what it takes besides while an update is installed
+
+
 @dataclass
 class Settings(WeightTransferInitInfo):
     """What EngineDriver sends to every worker; see its constructor."""
@@ -42,7 +45,7 @@ class Settings(WeightTransferInitInfo):
     agent: str | None = None
     job: str = ""
     mode: str = "fused"
-    install: str = "host-shadow"
+    install: str = "auto"
     checkpoint: str | None = None
     draft: bool = False
     timeout: float = 60.0
@@ -256,12 +259,21 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
         if self._pages is not None and self._subscriber is not None and epoch not in self._held:
             self._subscriber.share_stage()
             self._pages.lock(tensors)
-        if self._settings.install == "device-shadow":
+        with self._lock:
+            self._shadow = None  # of a version that was not installed
+        if self._settings.install == "device-shadow" or self._settings.install == "auto" and self._fits(tensors):
             shadow = {name: tensor.to(self.device, copy=True, non_blocking=True) for name, tensor in tensors.items()}
             if self.device.type != "cpu":
                 torch.cuda.synchronize(self.device)
             with self._lock:
                 self._shadow = (epoch, shadow)
+
+    def _fits(self, tensors: dict[str, torch.Tensor]) -> bool:
+        """Whether this engine's GPU has room for them beside what it uses."""
+        if self.device.type != "cuda":
+            return False
+        free, _ = torch.cuda.mem_get_info(self.device)
+        return free >= sum(tensor.nbytes for tensor in tensors.values()) + _LEFT_FREE
 
     def _unlock_pages(self) -> None:
         if self._pages is not None:
