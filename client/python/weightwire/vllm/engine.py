@@ -273,7 +273,7 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
         if self.device.type != "cuda":
             return False
         free, _ = torch.cuda.mem_get_info(self.device)
-        return free >= sum(tensor.nbytes for tensor in tensors.values()) + _LEFT_FREE
+        return bool(free >= sum(tensor.nbytes for tensor in tensors.values()) + _LEFT_FREE)
 
     def _unlock_pages(self) -> None:
         if self._pages is not None:
