@@ -21,51 +21,45 @@ std::string Padded(std::string text, size_t width) {
   return std::string(width > text.size() ? width - text.size() : 0, ' ') + text;
 }
 
-class Ranks {
- public:
-  explicit Ranks(const GroupNames& names) : names_(names) {}
-  std::string Name(Side side, uint32_t rank) const {
-    return (side == Side::kSource ? names_.source : names_.target) + "/" + std::to_string(rank);
-  }
+std::string NameOf(const GroupNames& groups, Side side, uint32_t rank) {
+  return (side == Side::kSource ? groups.source : groups.target) + "/" + std::to_string(rank);
+}
 
- private:
-  const GroupNames& names_;
-};
-
-std::string BytesBySide(const TransferPlan& plan, Side side, uint32_t count, const Ranks& ranks) {
+std::string BytesBySide(const TransferPlan& plan, Side side, uint32_t count,
+                        const GroupNames& groups) {
   std::vector<int64_t> bytes(count, 0);
   for (const Stream& stream : plan.streams) {
     bytes[side == Side::kSource ? stream.source_rank : stream.target_rank] += stream.bytes;
   }
   std::string text;
   for (uint32_t rank = 0; rank < count; ++rank) {
-    text += "  " + ranks.Name(side, rank) + (side == Side::kSource ? " sends " : " receives ") +
+    text += "  " + NameOf(groups, side, rank) + (side == Side::kSource ? " sends " : " receives ") +
             BytesText(bytes[rank]) + "\n";
   }
   return text;
 }
 
-std::string Matrix(const TransferPlan& plan, const Ranks& ranks) {
+std::string Matrix(const TransferPlan& plan, const GroupNames& groups) {
   size_t width = 10;
   for (uint32_t t = 0; t < plan.target_ranks; ++t) {
-    width = std::max(width, ranks.Name(Side::kTarget, t).size() + 2);
+    width = std::max(width, NameOf(groups, Side::kTarget, t).size() + 2);
   }
   std::vector<std::vector<int64_t>> bytes(plan.source_ranks,
                                           std::vector<int64_t>(plan.target_ranks, 0));
   size_t names = 0;
   for (uint32_t s = 0; s < plan.source_ranks; ++s) {
-    names = std::max(names, ranks.Name(Side::kSource, s).size() + 2);
+    names = std::max(names, NameOf(groups, Side::kSource, s).size() + 2);
   }
   for (const Stream& stream : plan.streams) {
     bytes[stream.source_rank][stream.target_rank] = stream.bytes;
   }
   std::string text = "from (row) to (column)\n" + Padded("", names);
   for (uint32_t t = 0; t < plan.target_ranks; ++t) {
-    text += Padded(ranks.Name(Side::kTarget, t), width);
+    text += Padded(NameOf(groups, Side::kTarget, t), width);
   }
   text += '\n';
   for (uint32_t s = 0; s < plan.source_ranks; ++s) {
-    text += Padded(ranks.Name(Side::kSource, s), names);
+    text += Padded(NameOf(groups, Side::kSource, s), names);
     for (int64_t value : bytes[s]) text += Padded(value == 0 ? "-" : BytesText(value), width);
     text += '\n';
   }
@@ -77,10 +71,10 @@ std::string StridedText(int64_t offset, std::span<const int64_t> stride) {
   return text += std::to_string(offset) + " strides " + ShapeText(stride);
 }
 
-std::string GatheredBySide(const TransferPlan& plan, const Ranks& ranks) {
+std::string GatheredBySide(const TransferPlan& plan, const GroupNames& groups) {
   std::string text;
   for (const auto& [rank, gathered] : plan.gathered) {
-    text += "  " + ranks.Name(Side::kTarget, rank) + " gathers " +
+    text += "  " + NameOf(groups, Side::kTarget, rank) + " gathers " +
             BytesText(GatherBufferBytes(gathered)) + " of " +
             std::string(layout::DTypeName(gathered.dtype)) +
             ", blocks of which no source rank holds all, and quantizes them\n";
@@ -123,7 +117,7 @@ std::optional<layout::Box> GatheredBox(const layout::LocalTensor& from, uint32_t
 }
 
 std::string CopiesOf(const TransferPlan& plan, const ModelLayout& source, const ModelLayout& target,
-                     std::string_view tensor, const Ranks& ranks) {
+                     std::string_view tensor, const GroupNames& groups) {
   const auto found = std::lower_bound(plan.tensor_names.begin(), plan.tensor_names.end(), tensor);
   if (found == plan.tensor_names.end() || *found != tensor) {
     return "the plan knows no tensor '" + std::string(tensor) + "'\n";
@@ -134,8 +128,9 @@ std::string CopiesOf(const TransferPlan& plan, const ModelLayout& source, const 
     for (const CopyOp& op : stream.ops) {
       if (op.canonical != canonical) continue;
       const auto& from = source.ranks[stream.source_rank].tensors[op.source_tensor];
-      const std::string from_text = ranks.Name(Side::kSource, stream.source_rank) + " " + from.name;
-      const std::string rank_text = ranks.Name(Side::kTarget, stream.target_rank) + " ";
+      const std::string from_text =
+          NameOf(groups, Side::kSource, stream.source_rank) + " " + from.name;
+      const std::string rank_text = NameOf(groups, Side::kTarget, stream.target_rank) + " ";
       const auto& tensors = target.ranks[stream.target_rank].tensors;
       if (op.target_tensor == tensors.size()) {
         const auto same = source.canonical.Find(tensor);
@@ -148,7 +143,7 @@ std::string CopiesOf(const TransferPlan& plan, const ModelLayout& source, const 
     }
   }
   for (const auto& [rank, gathered] : plan.gathered) {
-    const std::string rank_text = ranks.Name(Side::kTarget, rank) + " ";
+    const std::string rank_text = NameOf(groups, Side::kTarget, rank) + " ";
     for (const CopyOp& op : gathered.made) {
       if (op.canonical != canonical) continue;
       const auto& to = target.ranks[rank].tensors[op.target_tensor];
@@ -163,19 +158,18 @@ std::string CopiesOf(const TransferPlan& plan, const ModelLayout& source, const 
 
 std::string Explain(const TransferPlan& plan, const ModelLayout& source, const ModelLayout& target,
                     std::string_view tensor, const GroupNames& names) {
-  const Ranks ranks(names);
   std::string text = "plan " + plan.id.ToHex() + ": " + BytesText(plan.bytes_total) + " in " +
                      std::to_string(plan.copies_total) + " copies and " +
                      std::to_string(plan.streams.size()) + " streams, from " +
                      std::to_string(plan.source_ranks) + " to " +
                      std::to_string(plan.target_ranks) + " ranks\n";
-  text += BytesBySide(plan, Side::kSource, plan.source_ranks, ranks);
-  text += BytesBySide(plan, Side::kTarget, plan.target_ranks, ranks);
-  text += GatheredBySide(plan, ranks);
+  text += BytesBySide(plan, Side::kSource, plan.source_ranks, names);
+  text += BytesBySide(plan, Side::kTarget, plan.target_ranks, names);
+  text += GatheredBySide(plan, names);
   if (plan.source_ranks <= kMatrixRanksMax && plan.target_ranks <= kMatrixRanksMax) {
-    text += Matrix(plan, ranks);
+    text += Matrix(plan, names);
   }
-  if (!tensor.empty()) text += CopiesOf(plan, source, target, tensor, ranks);
+  if (!tensor.empty()) text += CopiesOf(plan, source, target, tensor, names);
   return text;
 }
 

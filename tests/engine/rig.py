@@ -8,15 +8,23 @@ import os
 import subprocess
 import sys
 import threading
+import time
 import uuid
 from pathlib import Path
-from typing import Any, Sequence
+from typing import Any, Callable, Sequence
 
 ROOT = Path(__file__).resolve().parents[2]
 SERVE = dict(skip_tokenizer_init=True, enforce_eager=True, dtype="bfloat16", kv_cache_memory_bytes=128 << 20,
              max_model_len=512, max_num_seqs=8, enable_prefix_caching=True)
 PROMPTS = [[5, 6, 7, 8, 9, 10], [900, 3, 77], list(range(100, 140)), [512] * 5]
 TOKENS = 24
+
+
+def until(what: str, done: Callable[[], object], timeout: float = 30) -> None:
+    end = time.monotonic() + timeout
+    while not done():
+        assert time.monotonic() < end, f"{what}: not within {timeout} s"
+        time.sleep(0.01)
 
 
 def environment(tp: int) -> None:

@@ -113,25 +113,18 @@ def test_beside_an_http_server(stack, checkpoint, fresh, tmp_path):
         assert [server.complete(prompt) for prompt in rig.PROMPTS] not in want.values()
         trainer = stack.add(rig.Trainer(stack.agent, checkpoint("qwen2", 1)))
         assert trainer.publish(1, checkpoint("qwen2", 1))["version"] == 1
-        wait_for("it is ready", ready.exists)
+        rig.until("it is ready", ready.exists, 120)
         assert [server.complete(prompt) for prompt in rig.PROMPTS] == want[1]
         with urllib.request.urlopen(f"{server.url}/weight_info", timeout=10) as answer:
             assert json.loads(answer.read()) == {"weight_version": "1"}
         server.kill()
-        wait_for("it is not ready", lambda: not ready.exists())
+        rig.until("it is not ready", lambda: not ready.exists(), 120)
         server.start()
         server.wait(240)
         assert trainer.publish(2, checkpoint("qwen2", 2))["version"] == 2
-        wait_for("it is ready again", ready.exists)
+        rig.until("it is ready again", ready.exists, 120)
         assert [server.complete(prompt) for prompt in rig.PROMPTS] == want[2]
     finally:
         command.terminate()
         assert command.wait(60) == 0
     assert not ready.exists()
-
-
-def wait_for(what: str, condition, timeout: float = 120) -> None:
-    end = time.monotonic() + timeout
-    while not condition():
-        assert time.monotonic() < end, f"{what}: not within {timeout} s"
-        time.sleep(0.1)

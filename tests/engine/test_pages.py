@@ -1,13 +1,13 @@
 """Page-locking of the stage, for copies to an engine's GPU. There is none here: CUDA's calls are recorded, all else is real."""
 
 import threading
-import time
 from types import SimpleNamespace
 
 import pytest
 import torch
 
 import weightwire.torch_cuda
+from tests.engine.rig import until
 from weightwire import Publisher, Subscriber, TensorMeta, boxes
 from weightwire.torch_cuda import PageLocks
 from weightwire.vllm.engine import Settings, WeightwireEngine
@@ -15,13 +15,6 @@ from weightwire.vllm.engine import Settings, WeightwireEngine
 GPU = 3
 META = TensorMeta("w", "BF16", (3, 5000))
 LAYOUT = boxes.submission({"w": META}, [boxes.whole(META)])
-
-
-def until(what, done):
-    end = time.monotonic() + 30
-    while not done():
-        assert time.monotonic() < end, what
-        time.sleep(0.01)
 
 
 @pytest.fixture

@@ -197,7 +197,7 @@ class Server:
     """`vllm serve` in dev mode before an Engine, on a port that stays its own while it is away."""
 
     def __init__(self, engine, port=0):
-        self.engine, self.unsupported = engine, ""
+        self.engine = engine
         handler = type("Handler", (_Handler,), {"server_": self})
         self._http = http.server.ThreadingHTTPServer(("127.0.0.1", port), handler)
         self.port = self._http.server_address[1]

@@ -6,7 +6,6 @@ is this one's, and an agent that ends is started again beside it.
 
 from __future__ import annotations
 
-import argparse
 import os
 import re
 import signal
@@ -28,14 +27,13 @@ _FORWARDED = (signal.SIGTERM, signal.SIGINT, signal.SIGHUP, signal.SIGQUIT, sign
 
 
 def add_to(commands: Any) -> None:
-    """The command to an argparse's subparsers."""
-    one = commands.add_parser(
+    """The command's help to an argparse's subparsers: its words are the agent's and the command's."""
+    commands.add_parser(
         "run", help="run a command with an agent of its own beside it, in the same container", usage="weightwire run [SETTINGS] -- COMMAND …",
         description="Starts `weightwired --role agent SETTINGS`, then COMMAND, which finds it by WEIGHTWIRE_AGENT_SOCKET. Settings are "
                     "weightwired's (`weightwired --help`), by flags or by WEIGHTWIRE_ variables; --coordinator is needed. An agent that "
                     "ends is started again; the command is never touched. The exit code is the command's; 125: the settings are refused, 126 and 127: "
                     "the command cannot be run, or is not there.")
-    one.add_argument("rest", nargs=argparse.REMAINDER, help=argparse.SUPPRESS)
 
 
 def run(rest: List[str]) -> int:
@@ -154,10 +152,10 @@ class _Pair:
 
     def __init__(self, agent: Agent, command: List[str]):
         self._agent = agent
+        self._command: Optional["subprocess.Popen[bytes]"] = None
+        self._early: List[int] = []  # signals before there is a command
         for forwarded in _FORWARDED:
             signal.signal(forwarded, self._forward)
-        self._command: Optional["subprocess.Popen[bytes]"] = None
-        self._early: List[int] = []
         self._command = subprocess.Popen(command, env=agent.environment())
         for number in self._early:
             self._command.send_signal(number)

@@ -69,6 +69,12 @@ class InstallError(errors.WeightwireError):
         self.step, self.version, self.serving, self.broken = step, version, serving, broken
 
 
+def check_known(what: str, given: str, known: Sequence[str]) -> None:
+    """RefusedError: `given` is none of `known`."""
+    if given not in known:
+        raise errors.RefusedError(f"unknown {what} {given!r}", code="INVALID_ARGUMENT", remedy=f"one of {', '.join(known)}")
+
+
 class EngineDriver:
     """Leader of one engine.
 
@@ -100,9 +106,9 @@ class EngineDriver:
                  max_behind: int = 1, coordinator: str | None = None, checkpoint: str | None = None, listen: str | None = None,
                  draft: bool = False, canary: Canary | None = None, attempts: int = 2,
                  deadlines: Deadlines = Deadlines()):
-        for what, given, known in (("mode", mode, MODES), ("install mode", install, INSTALLS), ("pause mode", pause, PAUSE_MODES)):
-            if given not in known:
-                raise errors.RefusedError(f"unknown {what} {given!r}", code="INVALID_ARGUMENT", remedy=f"one of {', '.join(known)}")
+        check_known("mode", mode, MODES)
+        check_known("install mode", install, INSTALLS)
+        check_known("pause mode", pause, PAUSE_MODES)
         adoption = Adoption(adopt, adopt_within, max_behind)
         adoption.check(pause, coordinator)
         self._port = port_of(engine)

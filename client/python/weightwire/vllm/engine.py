@@ -28,7 +28,7 @@ from weightwire.subscriber import Offer, RoomWanted, Subscriber
 from weightwire.torch_cuda import PageLocks
 from weightwire.vllm import checkpoint, copies, features, loading, stage
 from weightwire.vllm.channel import Message
-from weightwire.vllm.driver import INSTALLS, MODES
+from weightwire.vllm.driver import INSTALLS, MODES, check_known
 from weightwire.vllm.link import Link
 
 
@@ -161,9 +161,8 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
 
     def _add_main(self) -> None:
         s = self._settings
-        for what, given, known in (("mode", s.mode, MODES), ("install mode", s.install, INSTALLS)):
-            if given not in known:
-                raise errors.RefusedError(f"unknown {what} {given!r}", code="INVALID_ARGUMENT", remedy=f"one of {', '.join(known)}")
+        check_known("mode", s.mode, MODES)
+        check_known("install mode", s.install, INSTALLS)
         folder = checkpoint.folder_of(s.checkpoint or self.model_config.model)
         self._config = checkpoint.config_of(checkpoint.config_text(folder))
         self._checkpoint = checkpoint.tensors(folder)

@@ -177,11 +177,11 @@ class Workers:
             pass
         except ChannelError as error:
             log.error("weightwire: a worker at %s: %s", self.address, error)
-        with self._changed:
-            if not channel.attached:
-                self._away.update((rank, time.monotonic()) for rank, known in self._ranks.items() if known is channel)
         if self._folder:
             self._forget(channel)
+        elif not channel.attached:
+            with self._changed:
+                self._away.update((rank, time.monotonic()) for rank, known in self._ranks.items() if known is channel)
 
     def _forget(self, channel: Channel) -> None:
         """Of a rank that does not come back."""
