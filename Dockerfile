@@ -2,9 +2,10 @@
 # and docker both know.
 #   docker run --rm weightwire:0.1.0 demo                 # 4 trainer ranks, 3 engines, on this machine
 #   docker build --target cpu -t weightwire:0.1.0-cpu .   # Debian's UCX 1.13: verbs, without CUDA
-#   docker build -t weightwire:0.1.0 .                    # UCX 1.22 from its source, with verbs and CUDA
+#   docker build -t weightwire:0.1.0 .                    # GPUs, and UCX 1.22 from its source, with verbs and CUDA
 ARG BASE=debian:bookworm-slim
-# Of it are taken CUDA's headers, libcudart and the stubs of the driver's libraries, which come with the host's driver.
+# CUDA's compiler, headers, libcudart and the stubs of the driver's libraries. The driver's libraries come with the host, NCCL with
+# the application that uses it.
 ARG CUDA=docker.io/nvidia/cuda:13.0.1-devel-ubuntu22.04
 ARG UCX_VERSION=1.22.0
 
@@ -67,6 +68,29 @@ USER 10001:10001
 
 FROM ${CUDA} AS cuda
 
+# Kernels and GPU memory (libweightwire_cuda, with the CUDA runtime inside) and NCCL communicators (libweightwire_nccl, which loads
+# the application's NCCL). Untested on hardware.
+FROM build AS build-gpu
+COPY --from=cuda /usr/local/cuda/bin /usr/local/cuda/bin
+COPY --from=cuda /usr/local/cuda/nvvm /usr/local/cuda/nvvm
+COPY --from=cuda /usr/local/cuda/include /usr/local/cuda/include
+COPY --from=cuda /usr/local/cuda/lib64/libcudart.so* /usr/local/cuda/lib64/libcudart_static.a /usr/local/cuda/lib64/libcudadevrt.a \
+     /usr/local/cuda/lib64/
+COPY --from=cuda /usr/local/cuda/lib64/stubs /usr/local/cuda/lib64/stubs
+# nvcc looks for headers and libraries below the folder of its target.
+RUN mkdir -p /usr/local/cuda/targets/x86_64-linux && ln -s ../../include /usr/local/cuda/targets/x86_64-linux/include \
+    && ln -s ../../lib64 /usr/local/cuda/targets/x86_64-linux/lib
+RUN --mount=type=cache,target=/root/.cache/ccache \
+    cmake --preset release -DWEIGHTWIRE_TESTS=OFF -DWEIGHTWIRE_BENCH=OFF -DCMAKE_CUDA_COMPILER=/usr/local/cuda/bin/nvcc \
+    && cmake --build build/release -j "${JOBS:-$(nproc)}" --target weightwire_cuda weightwire_nccl \
+    && mkdir /out-gpu \
+    && cp build/release/lib/libweightwire_cuda.so "$(find build/release -name libweightwire_nccl.so)" /out-gpu \
+    && strip --strip-unneeded /out-gpu/*
+RUN echo "source cuda-cudart $(sed -n 's/^#define CUDART_VERSION *//p' /usr/local/cuda/include/cuda_runtime_api.h) NOASSERTION -" > /sbom/cuda
+
+FROM common AS gpu
+COPY --from=build-gpu /out-gpu /usr/local/bin
+
 # UCX, for the production image. configure ends where something that is asked for by name is not there.
 FROM ${BASE} AS ucx
 RUN apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
@@ -91,14 +115,13 @@ RUN curl -fsSL -o ucx.tar.gz "$UCX_URL" \
     && rm -rf /opt/ucx/include /opt/ucx/share /opt/ucx/etc /opt/ucx/lib/cmake /opt/ucx/lib/pkgconfig \
     && find /opt/ucx -name '*.la' -delete \
     && find /opt/ucx -name '*.so*' -type f -exec strip --strip-unneeded {} +
-RUN echo "source ucx $UCX_VERSION $UCX_URL $UCX_SHA256" > /opt/ucx/sources \
-    && echo "source cuda-cudart $(sed -n 's/^#define CUDART_VERSION *//p' /usr/local/cuda/include/cuda_runtime_api.h) NOASSERTION -" >> /opt/ucx/sources
+RUN echo "source ucx $UCX_VERSION $UCX_URL $UCX_SHA256" > /opt/ucx/sources
 
-FROM common AS production
+FROM gpu AS production
 ARG UCX_VERSION
 COPY --from=ucx /opt/ucx /opt/ucx
-RUN --mount=type=bind,from=build,source=/sbom,target=/sbom \
+RUN --mount=type=bind,from=build-gpu,source=/sbom,target=/sbom \
     echo /opt/ucx/lib > /etc/ld.so.conf.d/ucx.conf && ldconfig \
-    && sh /sbom/sbom.sh 0.1.0 /sbom/compiled-in /opt/ucx/sources > /usr/share/weightwire/sbom.spdx.json
+    && sh /sbom/sbom.sh 0.1.0 /sbom/compiled-in /sbom/cuda /opt/ucx/sources > /usr/share/weightwire/sbom.spdx.json
 LABEL dev.weightwire.ucx="$UCX_VERSION"
 USER 10001:10001

@@ -138,10 +138,13 @@ struct RegisterReply {
   friend bool operator==(const RegisterReply&, const RegisterReply&) = default;
 };
 
+struct LayoutOfModel;
 /// A scheme with config.json (pieces are derived and compared with `observed`); or what the
 /// engine's own loader did (`trace`), which wins over the scheme and is compared with it when there
 /// is a `spec`; or explicit boxes (`canonical` and `layout` set, nothing else). With a trace,
 /// `checkpoint` may say what tensors the loader was fed, for a model that no family describes.
+/// Of a rank that has several models, and of an engine that holds one of several (`models` set,
+/// nothing else): each as it would be submitted alone.
 struct LayoutSubmission {
   epoch::Member member;
   std::string config_json;
@@ -151,6 +154,15 @@ struct LayoutSubmission {
   std::vector<layout::ObservedTensor> checkpoint;
   std::optional<layout::CanonicalSpace> canonical;
   std::optional<layout::RankLayout> layout;
+  std::vector<LayoutOfModel> models;  ///< layout/models.h
+};
+/// `rank` of the `world_size` ranks that share this model, which need not be all of the group;
+/// world_size 0: this rank has nothing of it, and says only what tensors it has.
+struct LayoutOfModel {
+  std::string model;
+  uint32_t rank = 0;
+  uint32_t world_size = 0;
+  LayoutSubmission layout;
 };
 struct LayoutReply {
   std::shared_ptr<const layout::RankLayout> agreed;  ///< never null

@@ -8,7 +8,8 @@
 // An engine that has missed the newest version gets it from another engine. Weights that the holder
 // has in another dtype may have been rounded twice on the way, so one that holds them as the
 // waiting engine does is preferred; and fp8 weights, which could not even be compared with those of
-// other engines, come from fp8 weights only.
+// other engines, come from fp8 weights only. Where a trainer publishes several models, an engine
+// gets its model from an engine that holds it, too.
 namespace weightwire::coordinator {
 namespace {
 
@@ -30,6 +31,23 @@ const Group* ChooseHolder(const std::vector<const Group*>& holders,
     return *like;
   }
   return holders.front();
+}
+
+/// Leaves those that hold the model of the first of `wanting` that some holder has; nobody in
+/// `holders` where there is none such.
+void KeepOneModel(std::vector<const Group*>& holders, std::vector<const Group*>& wanting) {
+  const auto models = [](const Group* engine) -> const std::vector<std::string>& {
+    return engine->agreed->models;
+  };
+  const auto held = [&](const Group* engine) {
+    return std::ranges::find(holders, models(engine), models) != holders.end();
+  };
+  const auto first = std::ranges::find_if(wanting, held);
+  if (first == wanting.end()) return holders.clear();
+  const std::vector<std::string> chosen = models(*first);
+  const auto other = [&](const Group* engine) { return models(engine) != chosen; };
+  std::erase_if(wanting, other);
+  std::erase_if(holders, other);
 }
 
 }  // namespace
@@ -58,7 +76,15 @@ bool FillScheduler::StartOne() {
       (alone ? failed : waiting).push_back(engine);
     }
   }
-  if (holders.empty() || (waiting.empty() && failed.empty())) return false;
+  std::vector<const Group*> its_holders = holders;
+  KeepOneModel(its_holders, waiting);
+  if (its_holders.empty()) {
+    waiting.clear();
+    its_holders = std::move(holders);
+    KeepOneModel(its_holders, failed);
+  }
+  holders = std::move(its_holders);
+  if (holders.empty()) return false;
   if (waiting.empty()) {
     const auto failures = [this](const Group* engine) {
       const Trouble* trouble = TroubleOf(*engine);

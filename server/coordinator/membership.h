@@ -51,6 +51,7 @@ struct Rank {
   int64_t pid = 0;
   std::string spec;
   std::shared_ptr<const layout::RankLayout> layout;
+  std::vector<PlaceInModel> places;  ///< of a rank that names its models
   int64_t bytes = 0;
   Version published{};   ///< highest version that it has published
   epoch::Contents held;  ///< of an engine: what it holds beside what it serves, as its agent says

@@ -1,8 +1,12 @@
 #include "server/coordinator/negotiation.h"
 
+#include <algorithm>
+#include <set>
+#include <string_view>
 #include <utility>
 
 #include "server/base/failpoint.h"
+#include "server/layout/models.h"
 
 namespace weightwire::coordinator {
 namespace {
@@ -14,26 +18,7 @@ Status TooLong(const std::string& what) {
   return Status(Code::kResourceExhausted, Reason::kLimitExceeded, what);
 }
 
-}  // namespace
-
-void Negotiation::Submit(control::LayoutSubmission submission, LayoutReplier reply) {
-  auto shared = std::make_shared<const control::LayoutSubmission>(std::move(submission));
-  if (Status why = CheckSubmission(*shared); !why.ok()) return Refuse(*shared, reply, why);
-  if (shared->layout) {
-    return Compute(shared, {}, reply);
-  }
-  // A trace without a scheme needs the canonical space alone; hf has it as checkpoints do.
-  schemes_.Get(shared->config_json, shared->spec.empty() ? "hf" : shared->spec,
-               cancel_.Bind([this, shared, reply](const Result<SchemeLayout>& scheme) {
-                 WithScheme(shared, reply, scheme);
-               }));
-}
-
-Status Negotiation::CheckSubmission(const control::LayoutSubmission& submission) const {
-  WW_RETURN_IF_ERROR([&] {
-    const auto place = membership_.Find(submission.member);
-    return place ? OkStatus() : place.error();
-  }());
+Status CheckLayout(const control::LayoutSubmission& submission) {
   const bool boxes = submission.layout.has_value() && submission.canonical.has_value();
   const bool scheme = !submission.spec.empty() || !submission.trace.empty();
   if (boxes == scheme || submission.layout.has_value() != submission.canonical.has_value()) {
@@ -50,31 +35,100 @@ Status Negotiation::CheckSubmission(const control::LayoutSubmission& submission)
   return OkStatus();
 }
 
-void Negotiation::WithScheme(const Submission& submission, const LayoutReplier& reply,
-                             const Result<SchemeLayout>& scheme) {
-  if (scheme) return Compute(submission, *scheme, reply);
-  // The trace itself says what the model is, where no family does.
-  const bool unknown = scheme.error().reason() == Reason::kUnknownModel;
-  if (unknown && !submission->checkpoint.empty()) return Compute(submission, {}, reply);
-  if (!unknown || submission->trace.empty()) return Refuse(*submission, reply, scheme.error());
-  Refuse(*submission, reply,
-         Status(scheme.error())
-             .Remedy("say with the trace what tensors the checkpoint has "
-                     "(Subscriber.bind(checkpoint=), with an agent of this version), or send "
-                     "explicit layouts"));
+Status NeedsCheckpoint(Status unknown_model) {
+  return Status(std::move(unknown_model))
+      .Remedy(
+          "say with the trace what tensors the checkpoint has "
+          "(Subscriber.bind(checkpoint=), with an agent of this version), or send "
+          "explicit layouts");
 }
 
-void Negotiation::Compute(const Submission& submission, const SchemeLayout& scheme,
+/// Of each model, as the status shows it.
+std::string SpecOf(const control::LayoutSubmission& submission) {
+  if (submission.models.empty()) return submission.spec;
+  std::string specs;
+  for (const control::LayoutOfModel& model : submission.models) {
+    specs += (specs.empty() ? "" : " ") + model.model;
+    if (!model.layout.spec.empty()) specs += "=" + model.layout.spec;
+  }
+  return specs;
+}
+
+}  // namespace
+
+void Negotiation::Submit(control::LayoutSubmission submission, LayoutReplier reply) {
+  auto shared = std::make_shared<const control::LayoutSubmission>(std::move(submission));
+  if (Status why = CheckSubmission(*shared); !why.ok()) return Refuse(*shared, reply, why);
+  GetSchemes(shared, reply, {});
+}
+
+void Negotiation::GetSchemes(const Submission& submission, const LayoutReplier& reply,
+                             std::vector<SchemeLayout> schemes) {
+  const bool one = submission->models.empty();
+  if (schemes.size() == (one ? 1 : submission->models.size())) {
+    return Compute(submission, std::move(schemes), reply);
+  }
+  const control::LayoutSubmission& layout =
+      one ? *submission : submission->models[schemes.size()].layout;
+  auto next = [this, submission, reply, schemes = std::move(schemes),
+               &layout](Result<SchemeLayout> scheme) mutable {
+    // The trace itself says what the model is, where no family does.
+    const bool unknown = !scheme && scheme.error().reason() == Reason::kUnknownModel;
+    if (unknown && !layout.checkpoint.empty()) scheme = SchemeLayout{};
+    if (!scheme) {
+      return Refuse(
+          *submission, reply,
+          unknown && !layout.trace.empty() ? NeedsCheckpoint(scheme.error()) : scheme.error());
+    }
+    schemes.push_back(std::move(*scheme));
+    GetSchemes(submission, reply, std::move(schemes));
+  };
+  if (layout.layout) return next(SchemeLayout{});
+  // A trace without a scheme needs the canonical space alone; hf has it as checkpoints do.
+  schemes_.Get(layout.config_json, layout.spec.empty() ? "hf" : layout.spec,
+               cancel_.Bind(std::move(next)));
+}
+
+Status Negotiation::CheckSubmission(const control::LayoutSubmission& submission) const {
+  WW_ASSIGN_OR_STATUS(const Membership::Place place, membership_.Find(submission.member));
+  if (submission.models.empty()) return CheckLayout(submission);
+  if (submission.models.size() > layout::kModelsMax) return TooLong("too many models");
+  if (place.group->role == control::GroupRole::kEngine && submission.models.size() > 1) {
+    return Status(Code::kInvalidArgument, Reason::kInvalidRequest, "an engine holds one model")
+        .Remedy("register an engine for each model");
+  }
+  std::set<std::string_view> names;
+  for (const control::LayoutOfModel& model : submission.models) {
+    WW_RETURN_IF_ERROR(layout::CheckModelName(model.model));
+    const auto refused = [&](const std::string& what) {
+      return Status(Code::kInvalidArgument, Reason::kInvalidRequest,
+                    "model " + model.model + ": " + what);
+    };
+    if (!names.insert(model.model).second) return refused("named twice");
+    if (!model.layout.models.empty()) return refused("it has models itself");
+    if (model.world_size > place.group->world_size() ||
+        (model.world_size > 0 && model.rank >= model.world_size)) {
+      return refused("rank " + std::to_string(model.rank) + " of " +
+                     std::to_string(model.world_size) + " in a group of " +
+                     std::to_string(place.group->world_size()));
+    }
+    WW_RETURN_IF_ERROR(CheckLayout(model.layout));
+  }
+  return OkStatus();
+}
+
+void Negotiation::Compute(const Submission& submission, std::vector<SchemeLayout> schemes,
                           const LayoutReplier& reply) {
   const auto place = membership_.Find(submission->member);
   if (!place) return Refuse(*submission, reply, place.error());
   auto offered = cancel_.Bind([this, submission, reply](Result<RankOffer> offer) {
     Offered(submission, reply, std::move(offer));
   });
-  workers_.Post([submission, scheme, work = work_, rank = place->rank,
+  workers_.Post([submission, schemes = std::move(schemes), work = work_, rank = place->rank,
                  world = place->group->world_size(), offered = std::move(offered),
                  &strand = strand_]() mutable {
-    auto offer = work->Offer(*submission, scheme, rank, world);
+    auto offer = submission->models.empty() ? work->Offer(*submission, schemes.front(), rank, world)
+                                            : work->OfferModels(*submission, schemes);
     strand.Post([offered = std::move(offered), offer = std::move(offer)]() mutable {
       offered(std::move(offer));
     });
@@ -97,6 +151,7 @@ Status Negotiation::Agree(const control::LayoutSubmission& submission, const Ran
   WW_ASSIGN_OR_STATUS(const Membership::Place place, membership_.Find(submission.member));
   Group& group = *place.group;
   Rank& rank = *place.live;
+  WW_RETURN_IF_ERROR(CheckPlaces(group, place.rank, offer.places));
   if (group.canonical != nullptr && group.canonical_fingerprint != offer.canonical_fingerprint) {
     return layout::CheckSameModel(*group.canonical, *offer.canonical);
   }
@@ -109,10 +164,32 @@ Status Negotiation::Agree(const control::LayoutSubmission& submission, const Ran
   group.canonical = offer.canonical;
   group.canonical_fingerprint = offer.canonical_fingerprint;
   rank.layout = offer.layout;
-  rank.spec = submission.spec;
+  rank.spec = SpecOf(submission);
+  rank.places = offer.places;
   rank.bytes = offer.bytes;
   AssembleWhenComplete(group);
   observer_.OnMembershipChanged();
+  return OkStatus();
+}
+
+Status Negotiation::CheckPlaces(const Group& group, uint32_t rank,
+                                const std::vector<PlaceInModel>& places) {
+  for (uint32_t other = 0; other < group.world_size(); ++other) {
+    const Slot& slot = group.slots[other];
+    if (other == rank || !slot.live || slot.live->layout == nullptr) continue;
+    for (const PlaceInModel& theirs : slot.live->places) {
+      const auto ours = std::ranges::find(places, theirs.model, &PlaceInModel::model);
+      if (ours == places.end() || ours->world_size == 0 || theirs.world_size == 0) continue;
+      const bool same = ours->rank == theirs.rank;
+      if (!same && ours->world_size == theirs.world_size) continue;
+      return Status(Code::kFailedPrecondition, Reason::kDuplicateRank,
+                    "model " + theirs.model + ": it is rank " + std::to_string(ours->rank) +
+                        " of " + std::to_string(ours->world_size) + ", and " +
+                        group.RankName(other) + " is rank " + std::to_string(theirs.rank) + " of " +
+                        std::to_string(theirs.world_size))
+          .Remedy("number the ranks that share a model from 0, each once");
+    }
+  }
   return OkStatus();
 }
 

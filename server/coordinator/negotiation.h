@@ -3,6 +3,7 @@
 #include <memory>
 #include <string>
 #include <utility>
+#include <vector>
 
 #include "server/base/executor.h"
 #include "server/coordinator/cancel_token.h"
@@ -41,12 +42,16 @@ class Negotiation {
   using LayoutReplier = control::Reply<control::LayoutReply>;
 
   Status CheckSubmission(const control::LayoutSubmission& submission) const;
-  void WithScheme(const Submission& submission, const LayoutReplier& reply,
-                  const Result<SchemeLayout>& scheme);
-  void Compute(const Submission& submission, const SchemeLayout& scheme,
+  /// With `schemes` for the first models of the submission (or for its only one), gets the next.
+  void GetSchemes(const Submission& submission, const LayoutReplier& reply,
+                  std::vector<SchemeLayout> schemes);
+  void Compute(const Submission& submission, std::vector<SchemeLayout> schemes,
                const LayoutReplier& reply);
   void Offered(const Submission& submission, const LayoutReplier& reply, Result<RankOffer> offer);
   Status Agree(const control::LayoutSubmission& submission, const RankOffer& offer);
+  /// No other rank of the group is at one of these places.
+  static Status CheckPlaces(const Group& group, uint32_t rank,
+                            const std::vector<PlaceInModel>& places);
   void Refuse(const control::LayoutSubmission& submission, const LayoutReplier& reply, Status why);
   void AssembleWhenComplete(Group& group);
   void Assembled(const std::string& name, uint64_t generation,

@@ -1,6 +1,7 @@
 #include "server/coordinator/rollback_scheduler.h"
 
 #include <algorithm>
+#include <map>
 #include <set>
 #include <utility>
 
@@ -81,22 +82,49 @@ bool RollbackScheduler::IsCommitted(Version version) const {
          shared_.decisions.committed.version == version;
 }
 
-/// The newest epoch under which some engine holds the version; nothing when none does.
-epoch::Content RollbackScheduler::HeldOf(const Pending& rollback) const {
-  epoch::Content newest;
+/// What engines hold of every model that is served, newest first: going back to what only the
+/// engines of one model hold would leave the others at another version.
+epoch::Contents RollbackScheduler::HeldTogether(const std::set<std::string>& without) const {
+  std::set<std::string> served;
+  std::map<Epoch, std::pair<epoch::Content, std::set<std::string>>> held_by;  // content, models
   for (const Group* engine : shared_.PartakingEngines()) {
-    if (rollback.without.contains(engine->name)) continue;
+    const std::vector<std::string>& models = engine->agreed->models;
+    served.insert(models.begin(), models.end());
+    if (without.contains(engine->name)) continue;
     for (const epoch::Content& held : engine->Held()) {
-      if (held.version == rollback.version && newest.epoch < held.epoch) newest = held;
+      auto& [content, of] = held_by[held.epoch];
+      content = held;
+      of.insert(models.begin(), models.end());
     }
   }
-  return newest;
+  epoch::Contents together;
+  for (auto it = held_by.rbegin(); it != held_by.rend(); ++it) {
+    if (it->second.second == served) together.push_back(it->second.first);
+  }
+  return together;
+}
+
+/// The newest epoch under which the version is held; nothing when it is not.
+epoch::Content RollbackScheduler::HeldOf(const Pending& rollback) const {
+  const epoch::Contents together = HeldTogether(rollback.without);
+  const auto newest = std::ranges::find(together, rollback.version, &epoch::Content::version);
+  return newest == together.end() ? epoch::Content{} : *newest;
 }
 
 Status RollbackScheduler::NoHolder(Version version) const {
   std::set<Version> held;
+  for (const epoch::Content& content : HeldTogether({})) held.insert(content.version);
+  std::set<std::string> models, of;
   for (const Group* engine : shared_.PartakingEngines()) {
-    for (const epoch::Content& content : engine->Held()) held.insert(content.version);
+    models.insert(engine->agreed->models.begin(), engine->agreed->models.end());
+    const epoch::Contents its = engine->Held();
+    const bool holds = std::ranges::find(its, version, &epoch::Content::version) != its.end();
+    if (holds) of.insert(engine->agreed->models.begin(), engine->agreed->models.end());
+  }
+  std::string lacking;
+  for (const std::string& model : models) {
+    if (of.empty() || of.contains(model)) continue;
+    lacking += (lacking.empty() ? "" : ", ") + model;
   }
   std::string available;
   for (const Version one : held) {
@@ -115,8 +143,9 @@ Status RollbackScheduler::NoHolder(Version version) const {
     if (group.role == control::GroupRole::kEngine) now += "; " + LineOf(group);
   }
   return Status(Code::kFailedPrecondition, Reason::kStaleVersion,
-                "no engine still holds version " + std::to_string(version.value) + available +
-                    "; " + lost + now)
+                (lacking.empty() ? "no engine still holds version "
+                                 : "no engine of " + lacking + " still holds version ") +
+                    std::to_string(version.value) + available + "; " + lost + now)
       .Remedy("push its checkpoint as a new version: `python -m weightwire.checkpoint push`");
 }
 
@@ -168,11 +197,13 @@ void RollbackScheduler::End(const EpochRun& run) {
 
 void RollbackScheduler::GoBackFrom(const EpochRun& refused) {
   epoch::Content before;
-  for (const Group* engine : shared_.PartakingEngines()) {
-    if (engine->serving != refused.state.spec.content) continue;
-    for (const epoch::Content& held : engine->Held()) {
-      if (before.epoch < held.epoch) before = held;
-    }
+  for (const epoch::Content& held : HeldTogether({})) {
+    const auto serves_refused_and_holds = [&](const Group* engine) {
+      return engine->serving == refused.state.spec.content && Holds(*engine, held);
+    };
+    if (!std::ranges::any_of(shared_.PartakingEngines(), serves_refused_and_holds)) continue;
+    before = held;
+    break;
   }
   const bool wanted = s_.options.rollback_refused;
   if (wanted && before.epoch != Epoch{} && !pending_) {

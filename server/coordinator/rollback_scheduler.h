@@ -43,6 +43,7 @@ class RollbackScheduler {
   };
   Status Check(Version version) const;
   bool IsCommitted(Version version) const;
+  epoch::Contents HeldTogether(const std::set<std::string>& without) const;
   epoch::Content HeldOf(const Pending& rollback) const;
   Status NoHolder(Version version) const;
 

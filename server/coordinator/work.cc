@@ -5,6 +5,7 @@
 #include <utility>
 
 #include "server/layout/joined.h"
+#include "server/layout/models.h"
 #include "server/layout/trace_head.h"
 
 namespace weightwire::coordinator {
@@ -122,10 +123,38 @@ Result<RankOffer> Explicit(const control::LayoutSubmission& submission) {
   return Sized(*submission.layout, canonical, layout::FingerprintOf(*canonical));
 }
 
+/// Of a rank that says only what tensors the model has.
+Result<RankOffer> OfferNothing(const control::LayoutSubmission& submission,
+                               const SchemeLayout& scheme) {
+  if (!submission.observed.empty() || !submission.trace.empty() ||
+      (submission.layout && !submission.layout->tensors.empty())) {
+    return Fail(Code::kInvalidArgument, Reason::kInvalidRequest,
+                "world_size is 0, and yet the rank reports tensors");
+  }
+  if (submission.layout) return Explicit(submission);
+  if (scheme.canonical == nullptr) {
+    return Fail(
+        Code::kInvalidArgument, Reason::kInvalidRequest,
+        "a rank that has nothing of a model gives its config.json, or its tensors as boxes");
+  }
+  return Sized({}, scheme.canonical, scheme.canonical_fingerprint);
+}
+
+/// The error with the model's name where it names a tensor or says what is wrong.
+Status InModel(const std::string& model, Status why) {
+  Status named(why.code(), why.reason(), "model " + model + ": " + why.message());
+  if (!why.tensor().empty()) {
+    named = std::move(named).AtTensor(layout::NameInModel(model, why.tensor()));
+  }
+  if (!why.rank().empty()) named = std::move(named).AtRank(why.rank());
+  return std::move(named).Remedy(why.remedy());
+}
+
 AgreedLayoutPtr Agreed(layout::ModelLayout model) {
   auto agreed = std::make_shared<AgreedLayout>();
   agreed->fingerprint = layout::FingerprintOf(model);
   agreed->elements = layout::ElementsFingerprintOf(model.canonical);
+  agreed->models = layout::ModelsOf(model.canonical);
   agreed->model = std::move(model);
   return agreed;
 }
@@ -136,6 +165,41 @@ Result<AgreedLayoutPtr> Split(const AgreedLayoutPtr& layout,
   if (splits.empty()) return layout;
   WW_ASSIGN(layout::ModelLayout model, layout::Split(layout->model, splits));
   return Agreed(std::move(model));
+}
+
+std::string ListOf(const std::vector<std::string>& models) {
+  std::string list;
+  for (const std::string& model : models) list += (list.empty() ? "" : ", ") + model;
+  return list;
+}
+
+/// Each model of the target is one of the source's; whether their heads are tied is compared model
+/// by model.
+Status CheckModels(const AgreedLayout& source, const AgreedLayout& target) {
+  for (const std::string& model : target.models) {
+    if (std::ranges::binary_search(source.models, model)) continue;
+    const auto refused = [](std::string message) {
+      return Status(Code::kFailedPrecondition, Reason::kTensorMissing, std::move(message));
+    };
+    if (model.empty()) {
+      return refused(
+                 "the trainer publishes several models, and the engine does not say which it "
+                 "holds: " +
+                 ListOf(source.models))
+          .Remedy("name one of them with the engine's layout (model_name)");
+    }
+    const std::string holds = "the engine holds the model \"" + model + "\"; ";
+    const bool unnamed = source.models == std::vector<std::string>{""};
+    return refused(holds + (unnamed ? "the trainer publishes one model, which has no name"
+                                    : "the trainer publishes " + ListOf(source.models)))
+        .Remedy(unnamed ? "name no model with the engine's layout (model_name)"
+                        : "name one of these with the engine's layout (model_name)");
+  }
+  for (const std::string& model : target.models) {
+    const layout::CanonicalSpace ours = layout::CanonicalOf(source.model.canonical, model);
+    WW_RETURN_IF_ERROR(layout::CheckTie(ours, layout::CanonicalOf(target.model.canonical, model)));
+  }
+  return OkStatus();
 }
 
 bool Quantizes(const plan::TransferPlan& plan) {
@@ -178,6 +242,27 @@ Result<RankOffer> Work::Offer(const control::LayoutSubmission& submission,
   return submission.layout ? Explicit(submission) : FromScheme(submission, scheme, rank, world);
 }
 
+Result<RankOffer> Work::OfferModels(const control::LayoutSubmission& submission,
+                                    const std::vector<SchemeLayout>& schemes) const {
+  std::vector<layout::RankOfModel> models;
+  RankOffer joined;
+  for (size_t m = 0; m < submission.models.size(); ++m) {
+    const control::LayoutOfModel& of = submission.models[m];
+    auto offer = of.world_size > 0 ? Offer(of.layout, schemes[m], of.rank, of.world_size)
+                                   : OfferNothing(of.layout, schemes[m]);
+    if (!offer) return Fail(InModel(of.model, std::move(offer.error())));
+    joined.places.push_back({of.model, of.rank, of.world_size});
+    for (const std::string& note : offer->notes) joined.notes.push_back(of.model + ": " + note);
+    joined.bytes += offer->bytes;
+    models.push_back({of.model, offer->canonical, offer->layout});
+  }
+  WW_ASSIGN(layout::JoinedModels made, layout::JoinModels(models));
+  joined.canonical_fingerprint = layout::FingerprintOf(made.canonical);
+  joined.canonical = std::make_shared<const layout::CanonicalSpace>(std::move(made.canonical));
+  joined.layout = std::make_shared<const layout::RankLayout>(std::move(made.rank));
+  return joined;
+}
+
 AgreedLayoutPtr Work::Assemble(
     const layout::CanonicalSpace& canonical,
     const std::vector<std::shared_ptr<const layout::RankLayout>>& ranks) const {
@@ -187,7 +272,7 @@ AgreedLayoutPtr Work::Assemble(
 }
 
 Result<PlannedPairPtr> Work::Plan(const AgreedLayoutPtr& from, const AgreedLayoutPtr& to) const {
-  WW_FAIL_IF_ERROR(layout::CheckTie(from->model.canonical, to->model.canonical));
+  WW_FAIL_IF_ERROR(CheckModels(*from, *to));
   const auto splits = layout::SplitsBetween(from->model.canonical, to->model.canonical);
   WW_ASSIGN(const AgreedLayoutPtr source, Split(from, splits.first));
   WW_ASSIGN(const AgreedLayoutPtr target, Split(to, splits.second));

@@ -22,6 +22,14 @@ struct SchemeLayout {
   std::vector<std::string> notes;  ///< layout::NotesOfConfig's
 };
 
+/// Where a rank of a group is among the ranks that share one of its models.
+struct PlaceInModel {
+  std::string model;
+  uint32_t rank = 0;
+  uint32_t world_size = 0;  ///< 0: it has nothing of the model
+  friend bool operator==(const PlaceInModel&, const PlaceInModel&) = default;
+};
+
 /// What a rank holds, as its process and its scheme agree on it.
 struct RankOffer {
   std::shared_ptr<const layout::RankLayout> layout;
@@ -29,13 +37,20 @@ struct RankOffer {
   layout::Fingerprint canonical_fingerprint;
   int64_t bytes = 0;
   std::vector<std::string> notes;
+  std::vector<PlaceInModel> places = {};  ///< one for each model; none where it has no name
+};
+/// What a rank offers of one of its models.
+struct OfferOfModel {
+  PlaceInModel place;
+  RankOffer offer;
 };
 
 /// What all ranks of a group hold, once every rank has agreed.
 struct AgreedLayout {
   layout::ModelLayout model;
   layout::Fingerprint fingerprint;
-  layout::Fingerprint elements = {};  ///< layout::ElementsFingerprintOf(model.canonical)
+  layout::Fingerprint elements = {};     ///< layout::ElementsFingerprintOf(model.canonical)
+  std::vector<std::string> models = {};  ///< layout::ModelsOf(model.canonical)
 };
 using AgreedLayoutPtr = std::shared_ptr<const AgreedLayout>;
 
@@ -65,11 +80,16 @@ class Work {
   /// Errors: CoordinatorPort::SubmitLayout's.
   virtual Result<RankOffer> Offer(const control::LayoutSubmission& submission,
                                   const SchemeLayout& scheme, uint32_t rank, uint32_t world) const;
+  /// Of a submission with `models`, with a scheme for each (layout/models.h).
+  /// Errors: Offer's, with the model's name, and layout::JoinModels'.
+  Result<RankOffer> OfferModels(const control::LayoutSubmission& submission,
+                                const std::vector<SchemeLayout>& schemes) const;
   virtual AgreedLayoutPtr Assemble(
       const layout::CanonicalSpace& canonical,
       const std::vector<std::shared_ptr<const layout::RankLayout>>& ranks) const;
   /// Builds and proves. Errors: layout::CheckTie's and Split's, plan::BuildPlan's and VerifyPlan's;
-  /// kFailedPrecondition / kTensorMissing when the target holds nothing of the model.
+  /// kFailedPrecondition / kTensorMissing when the target holds nothing of the model, or a model
+  /// that the source has not.
   virtual Result<PlannedPairPtr> Plan(const AgreedLayoutPtr& from, const AgreedLayoutPtr& to) const;
   /// `rank` is one of that side.
   virtual std::shared_ptr<const plan::RankSlice> Slice(const plan::TransferPlan& plan,

@@ -3,6 +3,7 @@
 #include <string>
 #include <utility>
 
+#include "server/layout/models.h"
 #include "server/wire/checks.h"
 #include "server/wire/limits.h"
 
@@ -170,6 +171,24 @@ Result<control::LayoutSubmission> TracedFromProto(const std::string& field,
   return out;
 }
 
+Result<control::LayoutSubmission> ModelsFromProto(const std::string& field,
+                                                  const v1::LayoutSubmission::Models& models) {
+  if (models.models().empty()) return Fail(Bad(field, "must not be empty"));
+  WW_FAIL_IF_ERROR(CheckCount(field, models.models_size(), layout::kModelsMax));
+  control::LayoutSubmission out;
+  for (int i = 0; i < models.models_size(); ++i) {
+    const v1::LayoutSubmission::Model& model = models.models(i);
+    const std::string at = field + "[" + std::to_string(i) + "]";
+    WW_FAIL_IF_ERROR(layout::CheckModelName(model.name()));
+    if (model.layout().has_models()) {
+      return Fail(Bad(at + ".layout", "must not have models itself"));
+    }
+    WW_ASSIGN(auto layout, FromProto(at + ".layout", model.layout()));
+    out.models.push_back({model.name(), model.rank(), model.world_size(), std::move(layout)});
+  }
+  return out;
+}
+
 }  // namespace
 
 v1::DType ToProto(layout::DType dtype) { return static_cast<v1::DType>(dtype); }
@@ -244,6 +263,16 @@ Result<layout::RankLayout> FromProto(std::string_view field, const v1::RankLayou
 
 v1::LayoutSubmission ToProto(const control::LayoutSubmission& submission) {
   v1::LayoutSubmission out;
+  if (!submission.models.empty()) {
+    for (const control::LayoutOfModel& of : submission.models) {
+      v1::LayoutSubmission::Model* model = out.mutable_models()->add_models();
+      model->set_name(of.model);
+      model->set_rank(of.rank);
+      model->set_world_size(of.world_size);
+      *model->mutable_layout() = ToProto(of.layout);
+    }
+    return out;
+  }
   if (submission.layout || submission.canonical) {
     v1::LayoutSubmission::Explicit* boxes = out.mutable_boxes();
     if (submission.canonical) *boxes->mutable_canonical() = ToProto(*submission.canonical);
@@ -278,10 +307,12 @@ Result<control::LayoutSubmission> FromProto(std::string_view field,
     }
     case v1::LayoutSubmission::kTraced:
       return TracedFromProto(Sub(field, "traced"), submission.traced());
+    case v1::LayoutSubmission::kModels:
+      return ModelsFromProto(Sub(field, "models"), submission.models());
     case v1::LayoutSubmission::KIND_NOT_SET:
       break;
   }
-  return Fail(Bad(field, "needs a scheme, a trace or boxes"));
+  return Fail(Bad(field, "needs a scheme, a trace, boxes or models"));
 }
 
 }  // namespace weightwire::wire

@@ -121,12 +121,12 @@ class EngineRanks:
 
     def __init__(self, agent: str, name: str, config: dict, spec: str, shapes: list[list[TensorMeta]],
                  traces: list | None = None, device: Device | None = None, checkpoint: Sequence[TensorMeta] = (),
-                 on_copy_check=None):
+                 on_copy_check=None, model_name: str = ""):
         """`on_copy_check(rank)`, of ranks that serve from copies."""
         self.ranks = []
         self.notes = []
         for rank, tensors in enumerate(shapes):
-            subscriber = Subscriber(group=name, rank=rank, world_size=len(shapes), agent=agent, device=device,
+            subscriber = Subscriber(group=name, rank=rank, world_size=len(shapes), agent=agent, device=device, model_name=model_name,
                                     on_copy_check=on_copy_check and functools.partial(on_copy_check, rank))
             self.ranks.append(subscriber)
             self.notes.append(self.bind(subscriber, config, spec, tensors, traces[rank] if traces else None, checkpoint))

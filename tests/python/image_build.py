@@ -2,10 +2,12 @@
 long as a build of weightwire and some minutes.
 
 The base image is made by mmdebstrap, so that no registry is asked. The job is that of test_deploy_pods.py, with the image
-as the root of weightwire's containers. The production target is built where UCX's release and CUDA can be had without one:
-WEIGHTWIRE_IMAGE_UCX is the tarball, WEIGHTWIRE_IMAGE_CUDA a folder like /usr/local/cuda.
+as the root of weightwire's containers. What the image has for GPUs is built where CUDA can be had without a registry, in
+WEIGHTWIRE_IMAGE_CUDA, a folder like /usr/local/cuda; the production target where UCX's release can, too: WEIGHTWIRE_IMAGE_UCX
+is the tarball.
 """
 
+import contextlib
 import functools
 import http.server
 import json
@@ -76,36 +78,46 @@ def builder(tmp_path_factory):
 def image(request, builder, tmp_path_factory):
     """(what docker would know of it, the folder with its files, its target)"""
     target = request.param
-    arguments = ["--build-arg", "BASE=localhost/base", "--target", target, *compilers_cache()]
+    arguments = []
     if target == "production":
         if why_not := no_production():
             pytest.skip(f"the production target is not built: {why_not}")
         arguments += ["--build-arg", f"CUDA={cuda_image(builder, tmp_path_factory.mktemp('cuda'))}"]
-    with serving(pathlib.Path(UCX)) as url:
-        builder.build(ROOT, *arguments, *(["--build-arg", f"UCX_URL={url}"] if url else []), "-t", f"localhost/weightwire-{target}")
-    container = builder("from", "--pull-never", f"localhost/weightwire-{target}")
-    root = builder("mount", container)
-    yield json.loads(builder("inspect", "--type", "image", f"localhost/weightwire-{target}"))["Docker"]["config"], root, target
+    with serving(pathlib.Path(UCX)) as url, built(builder, target, *arguments, *(["--build-arg", f"UCX_URL={url}"] if url else [])) as root:
+        yield json.loads(builder("inspect", "--type", "image", f"localhost/weightwire-{target}"))["Docker"]["config"], root, target
+
+
+@contextlib.contextmanager
+def built(builder, target: str, *arguments):
+    """The folder with the files of this stage of the Dockerfile."""
+    tag = f"localhost/weightwire-{target}"
+    builder.build(ROOT, "--build-arg", "BASE=localhost/base", "--target", target, *compilers_cache(), *arguments, "-t", tag)
+    container = builder("from", "--pull-never", tag)
+    yield builder("mount", container)
     builder("umount", container)
     builder("rm", container)
 
 
+def no_cuda() -> list[str]:
+    wanted = [pathlib.Path(CUDA, file) for file in ("bin/nvcc", "nvvm/bin/cicc", "include/cuda.h", "include/nvml.h",
+                                                    "lib64/libcudart_static.a", "lib64/stubs/libnvidia-ml.so")]
+    return [f"no {path}" for path in wanted if not path.exists()]
+
+
 def no_production() -> str:
-    wanted = [pathlib.Path(CUDA, file) for file in ("include/cuda.h", "include/nvml.h", "lib64/stubs/libnvidia-ml.so")]
-    missing = [str(path) for path in wanted if not path.exists()]
+    missing = no_cuda()
     if not os.path.isfile(UCX):
-        missing.append("WEIGHTWIRE_IMAGE_UCX, a release of UCX (its sum is in the Dockerfile)")
-    return ", ".join(f"no {one}" for one in missing)
+        missing.append("no WEIGHTWIRE_IMAGE_UCX, a release of UCX (its sum is in the Dockerfile)")
+    return ", ".join(missing)
 
 
 def cuda_image(buildah, directory) -> str:
     """What the Dockerfile takes of NVIDIA's image."""
     inside_it = directory / "usr/local/cuda"
-    shutil.copytree(pathlib.Path(CUDA, "include"), inside_it / "include")
-    (inside_it / "lib64").mkdir()
-    for library in pathlib.Path(CUDA, "lib64").glob("libcudart.so*"):
+    for folder in ("bin", "nvvm", "include", "lib64/stubs"):
+        shutil.copytree(pathlib.Path(CUDA, folder), inside_it / folder, symlinks=True)
+    for library in (file for pattern in ("libcudart.so*", "libcudart_static.a", "libcudadevrt.a") for file in pathlib.Path(CUDA, "lib64").glob(pattern)):
         shutil.copy(library, inside_it / "lib64", follow_symlinks=False)
-    shutil.copytree(pathlib.Path(CUDA, "lib64/stubs"), inside_it / "lib64/stubs")
     (directory / "Dockerfile").write_text("FROM scratch\nCOPY usr /usr\n")
     buildah.build(directory, "-t", "localhost/cuda")
     return "localhost/cuda"
@@ -243,3 +255,20 @@ def test_it_has_ucx(image):
     # What only the host's driver has is missing here, and nothing else.
     missing = re.findall(r"(\S+) => not found", pods.run("chroot", root, "sh", "-c", "ldd /opt/ucx/lib/*.so.0 /opt/ucx/lib/ucx/*.so.0"))
     assert set(missing) <= {"libcuda.so.1", "libnvidia-ml.so.1"}, missing
+
+
+def test_on_a_host_with_gpus_only_the_driver_is_missing(builder, tmp_path_factory):
+    """The stage below the production target. weightwired and the Python client find the library, which has the CUDA runtime inside."""
+    if why_not := no_cuda():
+        pytest.skip(", ".join(why_not))
+    with built(builder, "gpu", "--build-arg", f"CUDA={cuda_image(builder, tmp_path_factory.mktemp('cuda'))}") as root:
+        agent = subprocess.run(inside(root, "weightwired", "--gpu", "required", "--http", "", "--agent-socket", "/run/weightwire/agent/agent.sock"),
+                               capture_output=True, text=True, timeout=60)
+        assert agent.returncode != 0
+        program = "from weightwire.device import Device; Device(0)"
+        client = subprocess.run(inside(root, "python3", "-c", program), capture_output=True, text=True, timeout=60,
+                                env={"WEIGHTWIRE_BIN_DIR": "/usr/local/bin", "PATH": os.environ["PATH"]})
+        for said in (agent.stdout + agent.stderr, client.stderr):
+            assert "libcuda.so.1" in said and "libweightwire_cuda.so:" not in said, said
+        nccl = "import ctypes; print(ctypes.CDLL('/usr/local/bin/libweightwire_nccl.so').ww_nccl_abi_version())"
+        assert int(pods.run(*inside(root, "python3", "-c", nccl))) > 0

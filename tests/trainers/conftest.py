@@ -54,10 +54,10 @@ def daemon(tmp_path):
 class HfEngine:
     """An engine of one rank that holds a checkpoint's tensors whole, by the `hf` scheme."""
 
-    def __init__(self, agent: str, checkpoint: pathlib.Path, name: str = "hf"):
+    def __init__(self, agent: str, checkpoint: pathlib.Path, name: str = "hf", model_name: str = ""):
         config = json.loads((checkpoint / "config.json").read_text())
         metas = [meta for meta, _ in read_safetensors(checkpoint / "model.safetensors").values()]
-        self._subscriber = Subscriber(group=name, rank=0, world_size=1, agent=agent)
+        self._subscriber = Subscriber(group=name, rank=0, world_size=1, agent=agent, model_name=model_name)
         self._subscriber.bind(config, "hf", metas)
 
     def expect(self, version: int, want: pathlib.Path, world=None, timeout: float = 60) -> None:

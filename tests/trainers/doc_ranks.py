@@ -49,6 +49,22 @@ def run_megatron(rank: int, world_size: int, snippet: str, agent: str, checkpoin
     exec(snippet, dict(models=job.chunks, checkpoint=checkpoint, steps=steps, train_step=train_step))
 
 
+def run_models(rank: int, world_size: int, snippet: str, agent: str, checkpoints: dict[str, str], out: str, steps: int):
+    from models_ranks import Models
+    os.environ["WEIGHTWIRE_AGENT_SOCKET"] = agent
+    models, version = Models(checkpoints, {"actor": dict(tp=2), "reward": dict(ep=2)}), 0
+
+    def train_step(*_):
+        nonlocal version
+        version += 1
+        for name in checkpoints:
+            models.train(name, version, out)
+
+    chunks = {name: models.jobs[name].chunks for name in checkpoints}
+    exec(snippet, dict(actor=chunks["actor"], reward=chunks["reward"], actor_checkpoint=checkpoints["actor"],
+                       reward_checkpoint=checkpoints["reward"], steps=steps, train_step=train_step))
+
+
 def run_tensors(rank: int, world_size: int, snippet: str, agent: str, checkpoint: str):
     from weightwire.fsdp import Publisher
     os.environ["WEIGHTWIRE_AGENT_SOCKET"] = agent

@@ -2,8 +2,8 @@
 
 import re
 
-from conftest import ROOT
-from doc_ranks import run_fsdp, run_megatron, run_tensors, run_torch
+from conftest import ROOT, HfEngine
+from doc_ranks import run_fsdp, run_megatron, run_models, run_tensors, run_torch
 from torch_ranks import make_checkpoint
 from world import World
 
@@ -18,7 +18,7 @@ def follow(engine, tmp_path, world):
 
 
 def test_every_snippet_is_known_here():
-    assert set(SNIPPETS) == {"torch", "receiver", "fsdp", "megatron", "tensors"}
+    assert set(SNIPPETS) == {"torch", "receiver", "fsdp", "megatron", "models", "tensors"}
 
 
 def test_torch_and_receiver(daemon, hf_engine, tmp_path):
@@ -42,6 +42,21 @@ def test_megatron(daemon, hf_engine, tmp_path):
     with World(run_megatron, 2, SNIPPETS["megatron"], daemon.agent_socket, str(checkpoint), str(tmp_path),
                STEPS) as world:
         follow(engine, tmp_path, world)
+
+
+def test_models(daemon, tmp_path):
+    checkpoints = {"actor": ROOT / "tests/data/megatron/qwen2/hf", "reward": ROOT / "tests/data/megatron/qwen3_moe/hf"}
+    engines = {model: HfEngine(daemon.agent_socket, checkpoint, model, model_name=model) for model, checkpoint in checkpoints.items()}
+    try:
+        with World(run_models, 2, SNIPPETS["models"], daemon.agent_socket, {m: str(c) for m, c in checkpoints.items()},
+                   str(tmp_path), STEPS) as world:
+            for version in range(1, STEPS + 1):
+                for model, engine in engines.items():
+                    engine.expect(version, tmp_path / f"{model}-v{version}.safetensors", world)
+            world.join()
+    finally:
+        for engine in engines.values():
+            engine.close()
 
 
 def test_whole_tensors(daemon, tmp_path):

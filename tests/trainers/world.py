@@ -25,7 +25,7 @@ def preload(*modules: str) -> None:
     _CONTEXT.set_forkserver_preload(["world", *modules])
 
 
-preload("torch_ranks", "mcore_ranks", "checkpoint_ranks", "optimizer_ranks", "option_ranks")
+preload("torch_ranks", "mcore_ranks", "checkpoint_ranks", "optimizer_ranks", "option_ranks", "models_ranks")
 
 
 def _rank(target, rank: int, world_size: int, folder: str, arguments: tuple) -> None:
@@ -66,6 +66,11 @@ class World:
             with contextlib.suppress(OSError), open(f"{self._folder}/{rank}.log") as log:
                 texts.append(f"--- rank {rank}\n{log.read()[-6000:]}")
         return "\n".join(texts)
+
+    def kill(self, rank: int) -> None:
+        """By SIGKILL."""
+        self._ranks[rank].kill()
+        self._ranks[rank].join(30)
 
     def check(self) -> None:
         """No rank has failed so far."""

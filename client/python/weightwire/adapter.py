@@ -25,6 +25,7 @@ from weightwire.host_copy import HostCopies, is_plain
 from weightwire.memory import TensorMeta
 from weightwire.publisher import Release
 from weightwire.torch_dtypes import NAMES, TORCH
+from weightwire.v1 import types_pb2
 
 log = logging.getLogger("weightwire")
 
@@ -45,6 +46,22 @@ class Live:
     #: A parameter that the trainer does not train, so that what was published is still so (LivePublisher looks after it); None:
     #: no parameter.
     frozen: bool | None = None
+
+
+@dataclass(frozen=True)
+class Model:
+    """One model of a trainer as an adapter reads it, for `weightwire.models.Publisher`. Adapters make them: `weightwire.megatron.model`,
+    `weightwire.fsdp.model`, `weightwire.torch.model`."""
+
+    #: This rank's tensors, as they are now.
+    read: Callable[[], Sequence[Live]]
+    #: What the rank submits of them.
+    layout: Callable[[Sequence[Live]], types_pb2.LayoutSubmission]
+    #: Of the ranks that share the model; world_size 0: this rank has nothing of it.
+    rank: int
+    world_size: int
+    #: Called before `read`, on every rank of the trainer: it may be a collective.
+    before: Callable[[], None] = lambda: None
 
 
 def refuse(message: str, *, tensor: str = "", remedy: str = "") -> errors.RefusedError:
@@ -383,10 +400,15 @@ class LivePublisher:
                     raise
         self._publisher.reclaim()  # what a publish that failed left in doubt
 
+    def _expected(self) -> Mapping[str, Held]:
+        """What was bound of that which is published now."""
+        return self._bound
+
     def _check_same(self, lives: Sequence[Live]) -> None:
         found = {live.held.meta.name: live.held for live in lives}
-        for name in [*self._bound, *found]:
-            bound, now = self._bound.get(name), found.get(name)
+        expected = self._expected()
+        for name in [*expected, *found]:
+            bound, now = expected.get(name), found.get(name)
             if bound != now:
                 raise refuse(f"bound as {_text(bound)}, found {_text(now)}", tensor=name,
                              remedy="close this publisher and open a new one when the model's layout changes")

@@ -114,3 +114,9 @@ def submission(canonical: Mapping[str, TensorMeta], held: Sequence[Held]) -> typ
                 types_pb2.Piece(tensor=index[b.name], begin=b.begin, extent=b.extent, local_offset=b.offset,
                                 local_stride=b.stride) for b in h.boxes]) for h in held]))
     return types_pb2.LayoutSubmission(boxes=explicit)
+
+
+def of_model(name: str, layout: types_pb2.LayoutSubmission, rank: int, world_size: int) -> types_pb2.LayoutSubmission:
+    """`layout` as that of the model `name`, of which this is rank `rank` of `world_size`."""
+    model = types_pb2.LayoutSubmission.Model(name=name, rank=rank, world_size=world_size, layout=layout)
+    return types_pb2.LayoutSubmission(models=types_pb2.LayoutSubmission.Models(models=[model]))

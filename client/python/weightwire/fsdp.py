@@ -19,12 +19,12 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Replicate, Shard, _StridedShard
 
 from weightwire import boxes, hf_export
-from weightwire.adapter import DeviceChoice, Live, clean_name, is_frozen, meta_of, refuse
+from weightwire.adapter import DeviceChoice, Live, Model, clean_name, is_frozen, meta_of, refuse
 from weightwire.boxes import Held
 from weightwire.export_check import Export
 from weightwire.memory import TensorMeta
 from weightwire.publisher import DeltaMode, Lineage
-from weightwire.torch import (BoxPublisher, Names, Reading, Receiver as _Receiver, check_adapter, of_module, parameters_and_buffers,
+from weightwire.torch import (BoxPublisher, Names, Reading, Receiver as _Receiver, box_model, check_adapter, of_module, parameters_and_buffers,
                               unwrapped)
 
 
@@ -148,6 +148,12 @@ def read_flat(prefix: str, flat: torch.nn.Parameter, names: Names | None) -> tup
     return Live(held, local.detach()), canonical
 
 
+def model(module: torch.nn.Module | None, *, names: Names | None = None) -> Model:
+    """A sharded module as one of the models of a `weightwire.models.Publisher`. Every rank of torch.distributed calls it, with None
+    where it has nothing of it (the module's mesh is on other ranks)."""
+    return box_model((lambda: read_sharded(module, names)) if module is not None else None)
+
+
 class Publisher(BoxPublisher):
     """Publishes a sharded module from every rank, each its own shards; replicas (HSDP) share the sending.
 
@@ -169,5 +175,5 @@ class Receiver(_Receiver):
     """A sharded module that follows what a trainer publishes, each rank its own shards. Arguments as Publisher's."""
 
     def __init__(self, module: torch.nn.Module, *, group: str, rank: int | None = None, world_size: int | None = None,
-                 job: str = "", agent: str | None = None, timeout: float = 30.0, names: Names | None = None):
-        self._open(lambda: read_sharded(module, names), group, rank, world_size, job, agent, timeout)
+                 job: str = "", agent: str | None = None, timeout: float = 30.0, names: Names | None = None, model_name: str = ""):
+        self._open(lambda: read_sharded(module, names), group, rank, world_size, job, agent, timeout, model_name)

@@ -12,18 +12,20 @@ from __future__ import annotations
 
 import json
 import os
+from dataclasses import replace
 from typing import Any, Iterator, Mapping, Sequence, Union, cast
 
 import torch
 import torch.distributed as dist
 
 from weightwire import megatron_options
-from weightwire.adapter import DeviceChoice, Live, LivePublisher, frozen_places, is_freed, meta_of
+from weightwire.adapter import DeviceChoice, Live, LivePublisher, Model, frozen_places, is_freed, meta_of, refuse
 from weightwire.boxes import Held
 from weightwire.export_check import Export
 from weightwire.megatron_state import RankState, chunks_of, read_state, spec_of, unwrap
 from weightwire.memory import Arrays
 from weightwire.publisher import DeltaMode, Lineage
+from weightwire.v1 import types_pb2
 
 #: The model's config.json: as a mapping, as the path of the file or its folder, or as a transformers config.
 Config = Union[Mapping[str, Any], str, "os.PathLike[str]", Any]
@@ -52,6 +54,37 @@ def parallel_spec(models: Union[torch.nn.Module, Sequence[torch.nn.Module]], con
     states: list[RankState] = [state] * dist.get_world_size()
     dist.all_gather_object(states, state)
     return spec_of(states, config_of(config))
+
+
+def model(models: Union[torch.nn.Module, Sequence[torch.nn.Module], None], config: Config) -> Model:
+    """One of the models of a `weightwire.models.Publisher`. Every rank of torch.distributed calls it, with None for `models` where
+    it has nothing of it.
+
+    How the model is parallel is read from its own process groups (`pg_collection` of its modules; from
+    megatron.core.parallel_state where it has none), so that several may be parallel in different ways. Arguments as Publisher's.
+    """
+    described = config_of(config)
+    text = json.dumps(described)
+    chunks: list[torch.nn.Module] = []
+    mine: RankState | None = None
+    if models is not None:
+        chunks, _ = megatron_options.checked(models)
+        mine = read_state(chunks, dist.get_rank())
+    states: list[RankState | None] = [mine] * dist.get_world_size()
+    dist.all_gather_object(states, mine)
+    shares = [state for state in states if state is not None]
+    if not shares:
+        raise refuse("no rank has anything of the model", remedy="give the chunks on the ranks that hold it, None on the others")
+    spec = spec_of([replace(state, rank=rank) for rank, state in enumerate(shares)], described)
+    if mine is None:
+        return Model(lambda: [], lambda lives: _submission(text, spec, lives), 0, 0)
+    return Model(lambda: _read(chunks, described), lambda lives: _submission(text, spec, lives), shares.index(mine), len(shares),
+                 lambda: megatron_options.gather_delayed(chunks))
+
+
+def _submission(config: str, spec: str, lives: Sequence[Live]) -> types_pb2.LayoutSubmission:
+    return types_pb2.LayoutSubmission(scheme=types_pb2.LayoutSubmission.Scheme(
+        config_json=config, topology=types_pb2.ParallelTopology(spec=spec), observed=[live.held.meta.to_proto() for live in lives]))
 
 
 def named_tensors(models: Union[torch.nn.Module, Sequence[torch.nn.Module]],

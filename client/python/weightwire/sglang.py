@@ -66,6 +66,8 @@ class Ticket:
     #: What a rank receives: "sglang" its own parameters, "whole" every tensor, which SGLang's loader cuts; "auto": the first
     #: where the model is one that weightwire describes and is not quantized.
     layout: str = "auto"
+    #: Which of the trainer's models this is, where it publishes several (weightwire.models).
+    model_name: str = ""
 
     @property
     def order(self) -> tuple[int, int]:
@@ -350,7 +352,7 @@ class _Rank:
         try:
             tensors = checkpoint_tensors(order.checkpoint)
             subscriber = Subscriber(group=order.engine, rank=self._rank, world_size=self._world_size, job=order.job,
-                                    agent=order.agent or None, timeout=order.deadline)
+                                    agent=order.agent or None, timeout=order.deadline, model_name=order.model_name)
             self._form = _Whole(tensors) if order.layout == "whole" else self._own(subscriber, tensors)
             if isinstance(self._form, _Whole):
                 subscriber.bind_submission(boxes.submission({m.name: m for m in tensors}, [boxes.whole(m) for m in tensors]))

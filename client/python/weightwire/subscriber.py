@@ -11,7 +11,7 @@ from typing import Any, Callable, Mapping, Sequence
 
 import numpy as np
 
-from weightwire import errors
+from weightwire import boxes, errors
 from weightwire.device import Device, DeviceArray
 from weightwire.memory import TensorMeta, array_at
 from weightwire.session import Session, default_agent_socket
@@ -92,9 +92,10 @@ class Subscriber:
 
     def __init__(self, *, group: str, rank: int, world_size: int, job: str = "", agent: str | None = None,
                  timeout: float = 30.0, buffers: int | None = None, on_offer: Callable[[], None] | None = None,
-                 device: Device | None = None,
+                 device: Device | None = None, model_name: str = "",
                  on_copy_check: Callable[[], errors.WeightwireError | None] | None = None):
-        """`buffers`: of the stage, 1 to 8; None: as many as the agent's `retain_versions` asks for.
+        """`model_name`: which of the trainer's models this engine holds, where it publishes several (weightwire.models).
+        `buffers`: of the stage, 1 to 8; None: as many as the agent's `retain_versions` asks for.
         `on_offer`: called, on a thread of this subscriber, whenever wait_offer or wait_event has something new. When it
         raises, that is logged and the engine leaves as by `fail`.
         `on_copy_check`, of an engine that serves from copies of its stage: called, on a thread of its own, when somebody
@@ -104,6 +105,7 @@ class Subscriber:
         self._place = dict(agent=agent or default_agent_socket(), role=types_pb2.GROUP_ROLE_ENGINE, group=group,
                            rank=rank, world_size=world_size, job=job, timeout=timeout, buffers=buffers or 0,
                            device=device.uuid if device else "")
+        self._model_name = model_name
         self._layout: types_pb2.LayoutSubmission | None = None
         self._buffers: list[_Buffer] = []
         self._events: collections.deque[Offer | RoomWanted] = collections.deque()
@@ -177,6 +179,8 @@ class Subscriber:
 
     def bind_submission(self, layout: types_pb2.LayoutSubmission) -> list[str]:
         """As `bind`, for any layout (explicit boxes included)."""
+        if self._model_name:
+            layout = boxes.of_model(self._model_name, layout, self._place["rank"], self._place["world_size"])
         self._layout = layout
         return self._map_stage(self._session)
 

@@ -18,7 +18,7 @@ import torch
 import torch.distributed as dist
 
 from weightwire import boxes, errors, hf_export, subscriber
-from weightwire.adapter import (DeviceChoice, Live, LivePublisher, as_tensor, clean_name, is_freed, is_frozen, is_sharded, meta_of,
+from weightwire.adapter import (DeviceChoice, Live, LivePublisher, Model, as_tensor, clean_name, is_freed, is_frozen, is_sharded, meta_of,
                                 persistent_buffers, place, publish_together, refuse)
 from weightwire.export_check import Export
 from weightwire.memory import Arrays, TensorMeta
@@ -143,22 +143,70 @@ def _compare_replicas(read: Callable[[], Reading]) -> None:
                                     "`names`, or hold them as DTensors; where they should be copies, see why they are not")
 
 
+def _comparing(read: Callable[[], Reading], world_size: int | None, before: Callable[[], None] = lambda: None) -> Callable[[], None]:
+    """What is called before versions: `before`, and for the first few of them `_compare_replicas`."""
+    compared = 0
+
+    def prepare() -> None:
+        nonlocal compared
+        before()
+        if compared < _COMPARED and publish_together(world_size):
+            _compare_replicas(read)
+            compared += 1
+
+    return prepare
+
+
 class BoxPublisher(LivePublisher):
     """A publisher whose layout is what `read` finds, as explicit boxes."""
 
     def __init__(self, read: Callable[[], Reading], *, world_size: int | None, before: Callable[[], None] = lambda: None,
                  **where: Any):
-        compared = 0
-
-        def prepare() -> None:
-            nonlocal compared
-            before()
-            if compared < _COMPARED and publish_together(world_size):
-                _compare_replicas(read)
-                compared += 1
-
         super().__init__(lambda: read()[1], lambda base, lives: cast(Arrays, base.bind_boxes(
-            boxes.submission(read()[0], [live.held for live in lives]))), world_size=world_size, before=prepare, **where)
+            boxes.submission(read()[0], [live.held for live in lives]))), world_size=world_size,
+            before=_comparing(read, world_size, before), **where)
+
+
+def box_model(read: Callable[[], Reading] | None) -> Model:
+    """What `read` finds as one of several models; None: this rank has nothing of it. A collective of torch.distributed.
+
+    RefusedError, on all ranks: one cannot read its module, no rank has any of it, or two describe other whole tensors
+    """
+    failed: errors.WeightwireError | None = None
+    mine: Mapping[str, TensorMeta] | str | None = None
+    try:
+        mine = dict(read()[0]) if read is not None else None
+    except errors.WeightwireError as error:
+        failed, mine = error, str(error)
+    rank, world_size = place(None, None)
+    everyone: list[Mapping[str, TensorMeta] | str | None] = [mine]
+    if world_size > 1:
+        everyone = [None] * world_size
+        dist.all_gather_object(everyone, mine)
+    if failed is not None:
+        raise failed
+    shares = [other for other, whole in enumerate(everyone) if whole is not None]
+    if not shares:
+        raise refuse("no rank has anything of the model", remedy="give the module on the ranks that hold it, None on the others")
+    canonical = everyone[shares[0]]
+    for other in shares:
+        whole = everyone[other]
+        if isinstance(whole, str):
+            raise refuse(f"rank {other} cannot publish: {whole}")
+        if whole != canonical:
+            raise refuse(f"ranks {shares[0]} and {other} describe different models",
+                         remedy="give the same module, and the same `names`, on every rank that has any of it")
+    if read is None:
+        whole = cast("Mapping[str, TensorMeta]", canonical)
+        return Model(lambda: [], lambda lives: boxes.submission(whole, []), 0, 0, _comparing(lambda: (whole, []), None))
+    return Model(lambda: read()[1], lambda lives: boxes.submission(read()[0], [live.held for live in lives]), shares.index(rank),
+                 len(shares), _comparing(read, None))
+
+
+def model(source: Source | None, *, names: Names | None = None) -> Model:
+    """A module with whole tensors as one of the models of a `weightwire.models.Publisher`. Every rank of torch.distributed calls it;
+    source: as Publisher's, None on ranks that have nothing of it."""
+    return box_model((lambda: read_whole(source, names)) if source is not None else None)
 
 
 class Publisher(BoxPublisher):
@@ -182,7 +230,7 @@ class Publisher(BoxPublisher):
 class Receiver:
     """A module that follows what a trainer publishes: a reference model, an evaluator, an engine of one's own.
 
-    source, names, rank, world_size: as Publisher; with several ranks, which are then those of torch.distributed, all must
+    model_name: as Subscriber. source, names, rank, world_size: as Publisher; with several ranks, which are then those of torch.distributed, all must
     make one, and call `receive` together.
     """
 
@@ -190,17 +238,17 @@ class Receiver:
     together_seconds = 30.0
 
     def __init__(self, source: Source, *, group: str, rank: int | None = None, world_size: int | None = None,
-                 job: str = "", agent: str | None = None, timeout: float = 30.0, names: Names | None = None):
-        self._open(lambda: read_whole(source, names), group, rank, world_size, job, agent, timeout)
+                 job: str = "", agent: str | None = None, timeout: float = 30.0, names: Names | None = None, model_name: str = ""):
+        self._open(lambda: read_whole(source, names), group, rank, world_size, job, agent, timeout, model_name)
 
     def _open(self, read: Callable[[], Reading], group: str, rank: int | None, world_size: int | None, job: str,
-              agent: str | None, timeout: float) -> None:
+              agent: str | None, timeout: float, model_name: str) -> None:
         self._read = read
         self.rank, self.world_size = place(rank, world_size)
         self._offer: subscriber.Offer | None = None  # that not every rank has yet
         self._ranks = self._group(timeout) if self.world_size > 1 else None
         self._subscriber = subscriber.Subscriber(group=group, rank=self.rank, world_size=self.world_size, job=job,
-                                                 agent=agent, timeout=timeout)
+                                                 agent=agent, timeout=timeout, model_name=model_name)
         try:
             canonical, lives = read()
             self._subscriber.bind_submission(boxes.submission(canonical, [live.held for live in lives]))

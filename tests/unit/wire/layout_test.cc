@@ -18,6 +18,23 @@ void ExpectEqual(const std::vector<layout::ObservedTensor>& a,
   }
 }
 
+void ExpectEqual(const control::LayoutSubmission& a, const control::LayoutSubmission& b) {
+  ASSERT_EQ(a.config_json, b.config_json);
+  ASSERT_EQ(a.spec, b.spec);
+  ASSERT_EQ(a.trace, b.trace);
+  ASSERT_EQ(a.canonical, b.canonical);
+  ASSERT_EQ(a.layout, b.layout);
+  ExpectEqual(a.observed, b.observed);
+  ExpectEqual(a.checkpoint, b.checkpoint);
+  ASSERT_EQ(a.models.size(), b.models.size());
+  for (size_t m = 0; m < a.models.size(); ++m) {
+    ASSERT_EQ(a.models[m].model, b.models[m].model);
+    ASSERT_EQ(a.models[m].rank, b.models[m].rank);
+    ASSERT_EQ(a.models[m].world_size, b.models[m].world_size);
+    ExpectEqual(a.models[m].layout, b.models[m].layout);
+  }
+}
+
 TEST(LayoutWire, SubmissionsComeBackEqual) {
   const uint64_t seed = SeedFromEnvironment();
   std::printf("seed %llu\n", static_cast<unsigned long long>(seed));
@@ -28,14 +45,28 @@ TEST(LayoutWire, SubmissionsComeBackEqual) {
     ASSERT_TRUE(message.ParseFromString(ToProto(submission).SerializeAsString()));
     auto back = FromProto("layout", message);
     ASSERT_TRUE(back) << back.error().ToString();
-    ASSERT_EQ(back->config_json, submission.config_json);
-    ASSERT_EQ(back->spec, submission.spec);
-    ASSERT_EQ(back->trace, submission.trace);
-    ASSERT_EQ(back->canonical, submission.canonical);
-    ASSERT_EQ(back->layout, submission.layout);
-    ExpectEqual(back->observed, submission.observed);
-    ExpectEqual(back->checkpoint, submission.checkpoint);
+    ExpectEqual(*back, submission);
   }
+}
+
+TEST(LayoutWire, RefusesModelsThatAreNoneOrHaveModelsThemselves) {
+  const auto refused = [](const v1::LayoutSubmission& submission) {
+    const auto made = FromProto("layout", submission);
+    return made ? std::string() : made.error().message();
+  };
+  v1::LayoutSubmission submission;
+  submission.mutable_models();
+  EXPECT_EQ(refused(submission), "layout.models: must not be empty");
+  v1::LayoutSubmission::Model* model = submission.mutable_models()->add_models();
+  model->set_name("actor");
+  EXPECT_EQ(refused(submission),
+            "layout.models[0].layout: needs a scheme, a trace, boxes or models");
+  model->mutable_layout()->mutable_models();
+  EXPECT_EQ(refused(submission), "layout.models[0].layout: must not have models itself");
+  model->mutable_layout()->mutable_boxes();
+  EXPECT_EQ(refused(submission), "");
+  model->set_name("an actor");
+  EXPECT_EQ(refused(submission), "no model can be called \"an actor\"");
 }
 
 TEST(LayoutWire, RefusesUnknownDTypeNamingTheTensor) {

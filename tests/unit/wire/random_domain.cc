@@ -271,7 +271,9 @@ std::vector<layout::ObservedTensor> RandomObserved(Dice& dice) {
   return out;
 }
 
-control::LayoutSubmission RandomSubmission(Dice& dice) {
+namespace {
+
+control::LayoutSubmission RandomOfOneModel(Dice& dice) {
   control::LayoutSubmission out;
   if (dice.Coin()) {
     out.config_json = dice.Name(300);
@@ -288,6 +290,19 @@ control::LayoutSubmission RandomSubmission(Dice& dice) {
     out.canonical->tensors.push_back({dice.Name(60), RandomDType(dice), RandomShape(dice)});
   }
   out.layout = RandomRankLayout(dice);
+  return out;
+}
+
+}  // namespace
+
+control::LayoutSubmission RandomSubmission(Dice& dice) {
+  if (dice.Below(3) > 0) return RandomOfOneModel(dice);
+  control::LayoutSubmission out;
+  for (size_t i = 1 + dice.Below(4); i > 0; --i) {
+    out.models.push_back({"model-" + std::to_string(dice.Below(100)),
+                          static_cast<uint32_t>(dice.Below(9)),
+                          static_cast<uint32_t>(dice.Below(9)), RandomOfOneModel(dice)});
+  }
   return out;
 }
 

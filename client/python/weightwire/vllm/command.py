@@ -44,6 +44,7 @@ def add_to(commands: Any) -> None:
     one.add_argument("--coordinator", default=os.environ.get("WEIGHTWIRE_ADDRESS"), help="its address, for --adopt rolling [$WEIGHTWIRE_ADDRESS]")
     one.add_argument("--checkpoint", metavar="DIR", help="config.json and safetensors, where the server was not started from one")
     one.add_argument("--draft", action="store_true", help="the server has a draft model; it is updated in the same pause")
+    one.add_argument("--model-name", default="", metavar="NAME", help="which of the trainer's models this is, where it publishes several")
     one.add_argument("--deadline", action="append", default=[], metavar="STEP=SECONDS",
                      help="of one step: " + ", ".join(field.name for field in dataclasses.fields(Deadlines)))
     one.add_argument("--ready-file", type=Path, metavar="PATH",
@@ -63,7 +64,7 @@ def run(asked: argparse.Namespace) -> int:
             asked.server, name=asked.name, agent=asked.agent, job=asked.job, mode=asked.mode, install=asked.install, pause=asked.pause,
             adopt=asked.adopt, adopt_within=asked.adopt_within, max_behind=asked.max_behind,
             coordinator=asked.coordinator if asked.adopt == "rolling" else None, checkpoint=asked.checkpoint, draft=asked.draft,
-            listen=asked.listen, deadlines=_deadlines(asked.deadline))
+            listen=asked.listen, model_name=asked.model_name, deadlines=_deadlines(asked.deadline))
     except WeightwireError as error:
         print(f"weightwire vllm: {error}", file=sys.stderr)
         return EXIT_REFUSED

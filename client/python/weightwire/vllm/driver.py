@@ -95,6 +95,7 @@ class EngineDriver:
     listen:     of an engine on several hosts: this host's address (HOST or HOST:PORT), which workers on the others dial; None: a Unix
                 socket. Every host has an agent, and `agent` is its socket there
     draft:      the engine has a draft or MTP model; it is updated in the same pause
+    model_name: which of the trainer's models this is, where it publishes several (weightwire.models)
     canary:     called as canary(generate, version) with generate(token ids, max_tokens) -> greedy token ids; raises
                 to refuse the version
 
@@ -104,7 +105,7 @@ class EngineDriver:
     def __init__(self, engine: Any, *, name: str, agent: str | None = None, job: str = "", mode: str = "fused",
                  install: str = "auto", pause: str = "abort", adopt: str = "lockstep", adopt_within: float = 10.0,
                  max_behind: int = 1, coordinator: str | None = None, checkpoint: str | None = None, listen: str | None = None,
-                 draft: bool = False, canary: Canary | None = None, attempts: int = 2,
+                 draft: bool = False, model_name: str = "", canary: Canary | None = None, attempts: int = 2,
                  deadlines: Deadlines = Deadlines()):
         check_known("mode", mode, MODES)
         check_known("install mode", install, INSTALLS)
@@ -123,7 +124,7 @@ class EngineDriver:
         self._slept = False  # and was not brought up to date since
         self._looked = time.monotonic()
         self._settings = dict(engine=name, link=self._workers.address, link_key=self._workers.key, agent=agent, job=job,
-                              mode=mode, install=install, checkpoint=checkpoint, draft=draft)
+                              mode=mode, install=install, checkpoint=checkpoint, draft=draft, model_name=model_name)
         self._changed = threading.Condition()
         self._stop = threading.Event()
         self._thread: threading.Thread | None = None

@@ -49,6 +49,7 @@ class Settings(WeightTransferInitInfo):
     checkpoint: str | None = None
     draft: bool = False
     timeout: float = 60.0
+    model_name: str = ""
     replicas: list[int] | None = None  # data parallel indices of the engine's ranks
 
 
@@ -178,7 +179,7 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
     def _bind(self) -> None:
         s = self._settings
         self._subscriber = Subscriber(group=s.engine, rank=self._rank, world_size=self._world_size, job=s.job,
-                                      agent=s.agent, timeout=s.timeout,
+                                      agent=s.agent, timeout=s.timeout, model_name=s.model_name,
                                       buffers=1 if s.install == "paused-live" else None,
                                       on_copy_check=None if self._balances_experts() else self._check_copies)
         self._observed = [meta for target in self._targets.values() for meta in target.observed]

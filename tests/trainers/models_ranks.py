@@ -1,0 +1,168 @@
+"""Ranks with several models in one process group, each parallel in its own way."""
+
+from __future__ import annotations
+
+import contextlib
+import pathlib
+import zlib
+
+import torch
+import torch.distributed as dist
+from megatron.core import parallel_state
+from safetensors.torch import save_file
+
+import weightwire.fsdp
+import weightwire.megatron
+import weightwire.models
+import weightwire.torch
+from mcore_ranks import Job
+from weightwire import WeightwireError
+
+
+def _globals() -> dict:
+    """What megatron.core.parallel_state knows: of one model."""
+    return {name: value for name, value in vars(parallel_state).items() if name.startswith("_") and name.isupper()}
+
+
+_NONE = _globals()
+
+#: Of each model its parallel sizes, on the same four ranks.
+MESHES = {"actor": dict(tp=2, pp=2), "reward": dict(tp=1, ep=2)}
+
+
+class Models:
+    """Two megatron-core models with process groups of their own; parallel_state knows none of them outside of `on`."""
+
+    def __init__(self, checkpoints: dict[str, str], sizes: dict[str, dict] = MESHES):
+        self.jobs, self._meshes = {}, {}
+        for name, checkpoint in checkpoints.items():
+            vars(parallel_state).update(_NONE)
+            self.jobs[name] = Job(checkpoint, sizes[name], {})
+            self._meshes[name] = _globals()
+        vars(parallel_state).update(_NONE)
+
+    @contextlib.contextmanager
+    def on(self, name: str):
+        vars(parallel_state).update(self._meshes[name])
+        try:
+            yield self.jobs[name]
+        finally:
+            vars(parallel_state).update(_NONE)
+
+    def train(self, name: str, version: int, out: str) -> None:
+        """Makes it what it is in `version`, and leaves that in <out>/<name>-v<version>.safetensors."""
+        with self.on(name) as job:
+            job.step(version)
+            job.save(pathlib.Path(out) / f"{name}-v{version}.safetensors")
+
+
+def train_two(rank: int, world_size: int, agent: str, checkpoints: dict[str, str], out: str, first: int, versions: int):
+    """Publishes both in every version; a version that is given up is followed by the next."""
+    models = Models(checkpoints)
+    with weightwire.models.Publisher({name: weightwire.megatron.model(models.jobs[name].chunks, checkpoint)
+                                      for name, checkpoint in checkpoints.items()}, agent=agent) as publisher:
+        for version in range(first, first + versions):
+            for name in checkpoints:
+                models.train(name, version, out)
+            publisher.publish(version).wait_released(timeout=60)
+            dist.barrier()
+
+
+def train_through_kills(rank: int, world_size: int, agent: str, checkpoints: dict[str, str], out: str, first: int):
+    """As train_two, without an end: one version for each file <out>/go-<version>. <out>/told-<version>-<rank> says how it ended."""
+    import time
+
+    models = Models(checkpoints)
+    publisher = weightwire.models.Publisher({name: weightwire.megatron.model(models.jobs[name].chunks, checkpoint)
+                                             for name, checkpoint in checkpoints.items()}, agent=agent)
+    version = first
+    while True:
+        while not (pathlib.Path(out) / f"go-{version}").exists():
+            time.sleep(0.01)
+        for name in checkpoints:
+            models.train(name, version, out)
+        try:
+            publisher.publish(version, deadline=30).wait_released(timeout=60)
+            told = "released"
+        except WeightwireError as error:
+            told = str(error)
+        (pathlib.Path(out) / f"told-{version}-{rank}").write_text(told)
+        version += 1
+
+
+def train_apart(rank: int, world_size: int, agent: str, checkpoints: dict[str, str], out: str):
+    """1: both; 2: the actor alone, although the reward model was trained, too; 3: the reward model alone."""
+    models = Models(checkpoints)
+    with weightwire.models.Publisher({name: weightwire.megatron.model(models.jobs[name].chunks, checkpoint)
+                                      for name, checkpoint in checkpoints.items()}, agent=agent) as publisher:
+        try:
+            publisher.publish(1, models=["actor"])
+            raise AssertionError("a model that was never published was left out")
+        except WeightwireError as error:
+            assert "'reward' was not published yet" in str(error), error
+        for version, which in ((1, None), (2, ["actor"]), (3, ["reward"])):
+            for name in checkpoints:
+                models.train(name, version, out)
+            publisher.publish(version, models=which).wait_released(timeout=60)
+            dist.barrier()
+
+
+class Actor(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed = torch.nn.Embedding(37, 12)
+        self.layers = torch.nn.ModuleList(torch.nn.Linear(12, 12 if i else 20, bias=bool(i)) for i in range(2))
+
+
+def fill(module: torch.nn.Module, name: str, version: int) -> dict[str, torch.Tensor]:
+    """Sets every parameter by its name, before it is sharded; returns them whole."""
+    whole = {}
+    for key, parameter in module.named_parameters():
+        generator = torch.Generator().manual_seed(zlib.crc32(f"{version} {name} {key}".encode()))
+        whole[key] = torch.randn(parameter.shape, generator=generator)
+    return whole
+
+
+def publish_on_disjoint_ranks(rank: int, world_size: int, agent: str, out: str):
+    """Three models on four ranks: the actor sharded over ranks 0 and 1, the critic whole on rank 2 and on rank 3, a draft on 3."""
+    from torch.distributed.device_mesh import init_device_mesh
+    from torch.distributed.fsdp import fully_shard
+    from torch.distributed.tensor import DTensor
+
+    mesh = init_device_mesh("cpu", (2, 2), mesh_dim_names=("half", "shard"))["shard"]
+    actor = fully_shard(Actor(), mesh=mesh) if rank < 2 else None
+    critic = torch.nn.Linear(7, 3) if rank >= 2 else None
+    draft = torch.nn.Linear(5, 5, bias=False) if rank == 3 else None
+    with weightwire.models.Publisher({"critic": weightwire.torch.model(critic), "draft": weightwire.torch.model(draft),
+                                      "actor": weightwire.fsdp.model(actor)}, agent=agent) as publisher:
+        for version in (1, 2, 3):
+            for name, module, blank in (("actor", actor, Actor()), ("critic", critic, torch.nn.Linear(7, 3)),
+                                        ("draft", draft, torch.nn.Linear(5, 5, bias=False))):
+                whole = fill(blank, name, version)
+                if rank == 0:
+                    save_file(whole, f"{out}/{name}-v{version}.safetensors")
+                for key, parameter in (module.named_parameters() if module is not None else ()):
+                    value = whole[key]
+                    if isinstance(parameter, DTensor):
+                        at = mesh.get_local_rank()
+                        value = value.chunk(2, dim=0)[at] if at < len(value.chunk(2, dim=0)) else value[:0]
+                        parameter.to_local().data.copy_(value)
+                    else:
+                        parameter.data.copy_(value)
+            dist.barrier()
+            publisher.publish(version).wait_released(timeout=60)
+            dist.barrier()
+
+
+def disagree(rank: int, world_size: int, agent: str):
+    """What `model` says where ranks do not describe one model."""
+    for made, said in ((lambda: weightwire.torch.model(None), "no rank has anything of the model"),
+                       (lambda: weightwire.torch.model(torch.nn.Linear(3, 3 + rank)), "describe different models"),
+                       (lambda: weightwire.torch.model(torch.nn.Linear(3, 3) if rank else {"a.lora_A": torch.zeros(2)}, names=None)
+                        if rank else weightwire.torch.model(torch.nn.ModuleDict({"lora_A": torch.nn.Linear(2, 2)})), "adapter")):
+        try:
+            made()
+            raise AssertionError(f"not refused: {said}")
+        except WeightwireError as error:
+            assert said in str(error), error
+        dist.barrier()

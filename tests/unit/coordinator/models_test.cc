@@ -1,0 +1,339 @@
+// A trainer of several models, and engines that each hold one of them.
+#include <gmock/gmock.h>
+#include <gtest/gtest.h>
+
+#include <set>
+
+#include "tests/unit/coordinator/fleet.h"
+
+namespace weightwire::coordinator::testing {
+namespace {
+
+using ::testing::ElementsAre;
+using ::testing::HasSubstr;
+
+/// Of odd sizes, and other tensors than the actor's SmallModel().
+layout::CanonicalSpace Reward() {
+  return {{{"a", layout::DType::kF32, {5, 2}}, {"score", layout::DType::kBF16, {3}}}};
+}
+
+control::LayoutOfModel Part(const std::string& name, const layout::CanonicalSpace& model,
+                            uint32_t rank, uint32_t world) {
+  control::LayoutOfModel part{name, rank, world, {}};
+  part.layout.canonical = model;
+  part.layout.layout = world > 0 ? RowShard(model, rank, world) : layout::RankLayout{};
+  return part;
+}
+
+/// The actor is cut over both ranks of the trainer, the reward model is on the second one.
+class CoordinatorModels : public ::testing::Test {
+ protected:
+  Result<control::LayoutReply> Submit(const epoch::Member& member,
+                                      std::vector<control::LayoutOfModel> models) {
+    control::LayoutSubmission submission;
+    submission.member = member;
+    submission.models = std::move(models);
+    return fleet_.Submit(std::move(submission));
+  }
+  epoch::Member Register(const std::string& group, uint32_t rank, uint32_t world) {
+    const auto role =
+        group == "trainer" ? control::GroupRole::kTrainer : control::GroupRole::kEngine;
+    const auto member = fleet_.Register(group + "-agent", role, group, rank, world);
+    EXPECT_TRUE(member.has_value());
+    return *member;
+  }
+  void Trainer() {
+    for (uint32_t rank : {0U, 1U}) {
+      trainer_.push_back(Register("trainer", rank, 2));
+      const auto reply = Submit(trainer_.back(), {Part("reward", Reward(), 0, rank),
+                                                  Part("actor", SmallModel(), rank, 2)});
+      ASSERT_TRUE(reply.has_value()) << reply.error().ToString();
+      replies_.push_back(*reply);
+    }
+  }
+  epoch::Member Engine(const std::string& name, const std::string& model) {
+    const epoch::Member member = Register(name, 0, 1);
+    const auto& canonical = model == "actor" ? SmallModel() : Reward();
+    const auto reply = Submit(member, {Part(model, canonical, 0, 1)});
+    EXPECT_TRUE(reply.has_value()) << reply.error().ToString();
+    fleet_.Run();
+    return member;
+  }
+  void Publish(uint64_t version) {
+    fleet_.PublishAll(trainer_, version);
+    fleet_.Run();
+  }
+  std::string Refused(const epoch::Member& member, std::vector<control::LayoutOfModel> models) {
+    const auto reply = Submit(member, std::move(models));
+    EXPECT_FALSE(reply.has_value());
+    return reply.has_value() ? "" : reply.error().ToString();
+  }
+  /// The sources' tensors that the plan of the engine's last epoch reads, and the target's.
+  std::set<std::string> Read(const std::string& engine) {
+    const auto prepare = fleet_.Agent(engine + "-agent").Last<epoch::PrepareCommand>();
+    const auto plan = fleet_.coordinator->FindPlan(prepare->assignments.at(0).plan);
+    std::set<std::string> read;
+    for (const plan::Stream& stream : (*plan)->streams) {
+      for (const plan::CopyOp& op : stream.ops) {
+        read.insert(std::to_string(stream.source_rank) + ":" +
+                    replies_[stream.source_rank].agreed->tensors[op.source_tensor].name);
+      }
+    }
+    return read;
+  }
+  std::optional<Result<RolledBack>> GoBack(uint64_t version) {
+    auto answer = std::make_shared<std::optional<Result<RolledBack>>>();
+    fleet_.coordinator->Rollback(Version(version), [answer](auto result) { *answer = result; });
+    fleet_.Run();
+    return *answer;
+  }
+
+  Fleet fleet_;
+  std::vector<epoch::Member> trainer_;
+  std::vector<control::LayoutReply> replies_;
+};
+
+TEST_F(CoordinatorModels, EachEngineGetsItsOwnModelInOneEpoch) {
+  Trainer();
+  Engine("actor-a", "actor");
+  Engine("reward-a", "reward");
+  Publish(1);
+  for (const char* name : {"actor-a", "reward-a"}) {
+    EXPECT_EQ(fleet_.EngineNamed(name).version, Version(1)) << name;
+    EXPECT_EQ(fleet_.EngineNamed(name).serving, fleet_.coordinator->Snapshot().committed);
+  }
+  EXPECT_THAT(Read("actor-a"), ElementsAre("0:actor::a", "0:actor::b", "1:actor::a", "1:actor::b"));
+  EXPECT_THAT(Read("reward-a"), ElementsAre("1:reward::a", "1:reward::score"));
+  size_t commits = 0;
+  for (const auto& record : fleet_.journal.durable()) {
+    commits += std::holds_alternative<CommitRecord>(record) ? 1 : 0;
+  }
+  EXPECT_EQ(commits, 1U) << "one decision for both";
+}
+
+TEST_F(CoordinatorModels, AnEngineKeepsItsOwnNamesAndATrainersHaveTheModels) {
+  Trainer();
+  std::vector<std::string> names;
+  for (const auto& tensor : replies_[1].agreed->tensors) names.push_back(tensor.name);
+  EXPECT_THAT(names, ElementsAre("reward::a", "reward::score", "actor::a", "actor::b"))
+      << "in the order in which the models were submitted";
+  const auto reply = Submit(Register("reward-a", 0, 1), {Part("reward", Reward(), 0, 1)});
+  names.clear();
+  for (const auto& tensor : reply->agreed->tensors) names.push_back(tensor.name);
+  EXPECT_THAT(names, ElementsAre("a", "score"));
+}
+
+TEST_F(CoordinatorModels, WhenOneModelIsNotStagedTheOtherIsNotServed) {
+  Trainer();
+  Engine("actor-a", "actor");
+  Engine("reward-a", "reward");
+  Publish(1);
+  fleet_.Agent("reward-a-agent").deaf = [](const epoch::Command& command) {
+    return std::holds_alternative<epoch::TransferCommand>(command);
+  };
+  fleet_.PublishAll(trainer_, 2, false, 3 * fleet_.options.transfer_deadline);
+  fleet_.Run();
+  EXPECT_EQ(fleet_.EngineNamed("actor-a").version, Version(1));
+  EXPECT_EQ(fleet_.EngineNamed("reward-a").version, Version(1));
+  fleet_.Agent("reward-a-agent").deaf = nullptr;
+  fleet_.Run(fleet_.options.transfer_deadline + std::chrono::seconds(5));
+  EXPECT_EQ(fleet_.EngineNamed("actor-a").version, Version(2));
+  EXPECT_EQ(fleet_.EngineNamed("reward-a").version, Version(2));
+}
+
+TEST_F(CoordinatorModels, AnEngineIsFilledFromOneOfItsModel) {
+  Trainer();
+  Engine("actor-a", "actor");  // first by name, and no holder of the reward model
+  Engine("reward-a", "reward");
+  Publish(1);
+  const size_t before = fleet_.Agent("actor-a-agent").commands.size();
+  Engine("reward-b", "reward");
+  fleet_.Run();
+  EXPECT_EQ(fleet_.EngineNamed("reward-b").version, Version(1));
+  EXPECT_EQ(fleet_.Agent("actor-a-agent").commands.size(), before);
+  const auto source = fleet_.Agent("reward-a-agent").Last<epoch::PrepareCommand>();
+  EXPECT_EQ(source->role, epoch::Role::kSource);
+  EXPECT_EQ(source->kind, epoch::Kind::kFill);
+}
+
+TEST_F(CoordinatorModels,
+       AnEngineWhoseModelNobodyHoldsWaitsForTheNextVersionAndKeepsNobodyWaiting) {
+  Trainer();
+  Engine("actor-a", "actor");
+  Publish(1);
+  Engine("a-reward", "reward");  // before every other by name
+  Engine("actor-b", "actor");
+  fleet_.Run();
+  EXPECT_EQ(fleet_.EngineNamed("actor-b").version, Version(1));
+  EXPECT_EQ(fleet_.EngineNamed("a-reward").state, EngineState::kEmpty);
+  EXPECT_EQ(fleet_.EngineNamed("a-reward").last_error, "");
+  EXPECT_EQ(fleet_.metrics.Value("epochs_total{outcome=fill_committed}"), 1);
+  Publish(2);
+  for (const char* name : {"a-reward", "actor-a", "actor-b"}) {
+    EXPECT_EQ(fleet_.EngineNamed(name).version, Version(2)) << name;
+  }
+}
+
+TEST_F(CoordinatorModels, ARollbackTakesAllModelsBack) {
+  Trainer();
+  Engine("actor-a", "actor");
+  Engine("reward-a", "reward");
+  Publish(1);
+  Publish(2);
+  const auto answer = GoBack(1);
+  ASSERT_TRUE(answer.has_value() && answer->has_value());
+  EXPECT_THAT((**answer).engines, ElementsAre("actor-a", "reward-a"));
+  for (const char* name : {"actor-a", "reward-a"}) {
+    EXPECT_EQ(fleet_.EngineNamed(name).version, Version(1)) << name;
+  }
+}
+
+TEST_F(CoordinatorModels, NoRollbackToWhatTheEnginesOfOneModelHoldAlone) {
+  Trainer();
+  Engine("actor-a", "actor");
+  Publish(1);
+  Engine("reward-a", "reward");
+  Publish(2);
+  const auto answer = GoBack(1);
+  ASSERT_TRUE(answer.has_value() && !answer->has_value());
+  EXPECT_EQ(answer->error().reason(), Reason::kStaleVersion);
+  EXPECT_THAT(answer->error().message(), HasSubstr("no engine of reward still holds version 1"));
+  for (const char* name : {"actor-a", "reward-a"}) {
+    EXPECT_EQ(fleet_.EngineNamed(name).version, Version(2)) << name;
+  }
+}
+
+TEST_F(CoordinatorModels, AVersionThatOneModelsEngineRefusesIsTakenBackFromAll) {
+  Trainer();
+  Engine("actor-a", "actor");
+  Engine("reward-a", "reward");
+  Engine("reward-b", "reward");
+  Publish(1);
+  FakeAgent& agent = fleet_.Agent("reward-b-agent");
+  agent.deaf = [&agent](const epoch::Command& command) {
+    const auto* commit = std::get_if<epoch::CommitCommand>(&command);
+    if (commit == nullptr || commit->version != Version(2)) return false;
+    agent.Report(epoch::FailedReport{
+        commit->epoch, commit->member,
+        Status(Code::kAborted, Reason::kAbortRequested, "a canary sang"), true});
+    return true;
+  };
+  Publish(2);
+  for (const char* name : {"actor-a", "reward-a"}) {
+    EXPECT_EQ(fleet_.EngineNamed(name).version, Version(1)) << name;
+  }
+}
+
+/// The only engine of its model refuses what nobody of that model can go back to.
+TEST_F(CoordinatorModels, ARefusedVersionStaysWhereOneModelHasNoEarlierOne) {
+  Trainer();
+  Engine("actor-a", "actor");
+  Publish(1);
+  Engine("reward-a", "reward");
+  Engine("reward-b", "reward");
+  FakeAgent& agent = fleet_.Agent("reward-b-agent");
+  agent.deaf = [&agent](const epoch::Command& command) {
+    const auto* commit = std::get_if<epoch::CommitCommand>(&command);
+    if (commit == nullptr) return false;
+    agent.Report(epoch::FailedReport{
+        commit->epoch, commit->member,
+        Status(Code::kAborted, Reason::kAbortRequested, "a canary sang"), true});
+    return true;
+  };
+  Publish(2);
+  for (const char* name : {"actor-a", "reward-a"}) {
+    EXPECT_EQ(fleet_.EngineNamed(name).version, Version(2)) << name;
+  }
+  EXPECT_EQ(fleet_.metrics.Value("versions_refused_total{outcome=no_holder}"), 1);
+}
+
+/// One model ties its head to the embedding, the other does not.
+TEST_F(CoordinatorModels, HeadsAreComparedModelByModel) {
+  const layout::TensorSpec embed{"model.embed_tokens.weight", layout::DType::kBF16, {6, 2}};
+  const layout::TensorSpec head{"lm_head.weight", layout::DType::kBF16, {6, 2}};
+  const layout::CanonicalSpace tied{{embed}}, untied{{head, embed}};
+  trainer_ = {Register("trainer", 0, 1)};
+  ASSERT_TRUE(
+      Submit(trainer_[0], {Part("draft", tied, 0, 1), Part("actor", untied, 0, 1)}).has_value());
+  ASSERT_TRUE(Submit(Register("draft-a", 0, 1), {Part("draft", tied, 0, 1)}).has_value());
+  ASSERT_TRUE(Submit(Register("actor-a", 0, 1), {Part("actor", untied, 0, 1)}).has_value());
+  Publish(1);
+  EXPECT_EQ(fleet_.EngineNamed("draft-a").version, Version(1));
+  EXPECT_EQ(fleet_.EngineNamed("actor-a").version, Version(1));
+  ASSERT_TRUE(Submit(Register("actor-tied", 0, 1), {Part("actor", tied, 0, 1)}).has_value());
+  Publish(2);
+  EXPECT_THAT(fleet_.Released(trainer_[0], 2)->message(), HasSubstr("ties lm_head"));
+}
+
+TEST_F(CoordinatorModels, TheStatusSaysWhichModelARankHas) {
+  Trainer();
+  Engine("reward-a", "reward");
+  std::vector<std::string> specs;
+  for (const auto& participant : fleet_.coordinator->Snapshot().participants) {
+    specs.push_back(participant.spec);
+  }
+  EXPECT_THAT(specs, ::testing::UnorderedElementsAre("reward actor", "reward actor", "reward"));
+}
+
+TEST_F(CoordinatorModels, AnEngineThatNamesNoModelOrAnotherFailsTheVersionByWords) {
+  Trainer();
+  fleet_.Engine("plain");
+  Publish(1);
+  EXPECT_THAT(fleet_.Released(trainer_[0], 1)->message(),
+              HasSubstr("does not say which it holds: actor, reward"));
+  EXPECT_TRUE(fleet_.coordinator->Evict("plain", "test").ok());
+  Engine("other", "critic");
+  Publish(2);
+  EXPECT_THAT(fleet_.Released(trainer_[0], 2)->message(),
+              HasSubstr("holds the model \"critic\"; the trainer publishes actor, reward"));
+}
+
+TEST_F(CoordinatorModels, AnEngineThatNamesTheModelOfATrainerWithoutNamesFailsTheVersion) {
+  trainer_ = fleet_.Trainer(1);
+  Engine("actor-a", "actor");
+  Publish(1);
+  EXPECT_THAT(fleet_.Released(trainer_[0], 1)->message(), HasSubstr("which has no name"));
+}
+
+TEST_F(CoordinatorModels, RefusesLayoutsThatContradictThemselves) {
+  const epoch::Member engine = Register("engine", 0, 1);
+  for (const char* name : {"a b", "a::b", "", "\xc3\xa4"}) {
+    EXPECT_THAT(Refused(engine, {Part(name, SmallModel(), 0, 1)}), HasSubstr("can be called"));
+  }
+  EXPECT_THAT(Refused(engine, {Part("a", SmallModel(), 0, 1), Part("b", Reward(), 0, 1)}),
+              HasSubstr("an engine holds one model"));
+  EXPECT_THAT(Refused(engine, {Part("a", SmallModel(), 0, 2)}), HasSubstr("rank 0 of 2"));
+
+  const epoch::Member trainer = Register("trainer", 0, 2);
+  EXPECT_THAT(Refused(trainer, {Part("a", SmallModel(), 1, 1)}), HasSubstr("rank 1 of 1"));
+  EXPECT_THAT(Refused(trainer, {Part("a", SmallModel(), 0, 1), Part("a", Reward(), 0, 1)}),
+              HasSubstr("named twice"));
+  control::LayoutOfModel absent = Part("a", SmallModel(), 0, 1);
+  absent.world_size = 0;
+  EXPECT_THAT(Refused(trainer, {absent}), HasSubstr("world_size is 0"));
+  control::LayoutOfModel nested = Part("a", SmallModel(), 0, 1);
+  nested.layout = {};
+  nested.layout.models = {Part("b", SmallModel(), 0, 1)};
+  EXPECT_THAT(Refused(trainer, {nested}), HasSubstr("has models itself"));
+}
+
+TEST_F(CoordinatorModels, TwoRanksAreNotTheSameRankOfAModel) {
+  ASSERT_TRUE(Submit(Register("trainer", 0, 3), {Part("a", SmallModel(), 1, 2)}).has_value());
+  const epoch::Member second = Register("trainer", 1, 3);
+  const auto same = Submit(second, {Part("a", SmallModel(), 1, 2)});
+  EXPECT_EQ(same.error().reason(), Reason::kDuplicateRank);
+  EXPECT_THAT(same.error().message(), HasSubstr("trainer/0 is rank 1 of 2"));
+  const auto other = Submit(second, {Part("a", SmallModel(), 0, 3)});
+  EXPECT_THAT(other.error().message(), HasSubstr("trainer/0 is rank 1 of 2"));
+  EXPECT_TRUE(Submit(second, {Part("a", SmallModel(), 0, 2)}).has_value());
+  EXPECT_TRUE(Submit(Register("trainer", 2, 3), {Part("a", SmallModel(), 0, 0)}).has_value());
+}
+
+TEST_F(CoordinatorModels, RanksOfOneGroupNameTheSameModels) {
+  ASSERT_TRUE(Submit(Register("trainer", 0, 2), {Part("a", SmallModel(), 0, 1)}).has_value());
+  const auto other = Submit(Register("trainer", 1, 2), {Part("b", Reward(), 0, 1)});
+  EXPECT_EQ(other.error().reason(), Reason::kShapeMismatch);
+}
+
+}  // namespace
+}  // namespace weightwire::coordinator::testing
