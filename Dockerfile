@@ -76,7 +76,6 @@ COPY --from=cuda /usr/local/cuda/nvvm /usr/local/cuda/nvvm
 COPY --from=cuda /usr/local/cuda/include /usr/local/cuda/include
 COPY --from=cuda /usr/local/cuda/lib64/libcudart.so* /usr/local/cuda/lib64/libcudart_static.a /usr/local/cuda/lib64/libcudadevrt.a \
      /usr/local/cuda/lib64/
-COPY --from=cuda /usr/local/cuda/lib64/stubs /usr/local/cuda/lib64/stubs
 # nvcc looks for headers and libraries below the folder of its target.
 RUN mkdir -p /usr/local/cuda/targets/x86_64-linux && ln -s ../../include /usr/local/cuda/targets/x86_64-linux/include \
     && ln -s ../../lib64 /usr/local/cuda/targets/x86_64-linux/lib

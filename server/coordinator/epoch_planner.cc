@@ -53,7 +53,8 @@ void EpochPlanner::Plan(const std::shared_ptr<PendingEpoch>& pending, const Grou
   pending->awaited = engines.size();
   for (const Group* engine : engines) {
     const size_t planned = pending->spec.engines.size();
-    pending->spec.engines.push_back({engine->name, engine->Members()});
+    pending->spec.engines.push_back(
+        {engine->name, engine->Members(), engine->agreed->models.front()});
     s_.plans.Get(source.agreed, engine->agreed,
                  cancel_.Bind([this, pending, planned](const Result<PlannedPairPtr>& pair) {
                    Planned(pending, planned, pair);

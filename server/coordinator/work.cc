@@ -142,12 +142,11 @@ Result<RankOffer> OfferNothing(const control::LayoutSubmission& submission,
 
 /// The error with the model's name where it names a tensor or says what is wrong.
 Status InModel(const std::string& model, Status why) {
-  Status named(why.code(), why.reason(), "model " + model + ": " + why.message());
-  if (!why.tensor().empty()) {
-    named = std::move(named).AtTensor(layout::NameInModel(model, why.tensor()));
-  }
-  if (!why.rank().empty()) named = std::move(named).AtRank(why.rank());
-  return std::move(named).Remedy(why.remedy());
+  const std::string& tensor = why.tensor();
+  return Status(why.code(), why.reason(), "model " + model + ": " + why.message())
+      .AtTensor(tensor.empty() ? "" : layout::NameInModel(model, tensor))
+      .AtRank(why.rank())
+      .Remedy(why.remedy());
 }
 
 AgreedLayoutPtr Agreed(layout::ModelLayout model) {

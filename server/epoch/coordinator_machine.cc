@@ -39,9 +39,20 @@ std::set<std::string> EnginesMissing(const Spec& spec, const Done& done) {
   return missing;
 }
 
-/// So many engines are some, and the others are a quorum.
-bool EnoughWithout(const Spec& spec, size_t engines) {
+/// So many engines are some, and the others as many as a quorum.
+bool ManyEnoughWithout(const Spec& spec, size_t engines) {
   return spec.quorum > 0 && engines > 0 && engines + spec.quorum <= spec.engines.size();
+}
+
+/// The others are a quorum. Of a model nobody fills the engines but one that holds it.
+bool EnoughWithout(const Spec& spec, const std::set<std::string>& engines) {
+  if (!ManyEnoughWithout(spec, engines.size())) return false;
+  std::set<std::string_view> all, others;
+  for (const EngineMembers& engine : spec.engines) {
+    all.insert(engine.model);
+    if (!engines.contains(engine.name)) others.insert(engine.model);
+  }
+  return others.size() == all.size();
 }
 
 bool EngineOver(const State& state, const std::string& engine) {
@@ -111,7 +122,7 @@ class Stepper {
     if (state_.phase != Phase::kTransferring || !state_.grace_armed) return;
     const auto late = EnginesMissing(state_.spec, state_.staged);
     state_.grace_armed = false;
-    if (!EnoughWithout(state_.spec, late.size())) return;
+    if (!EnoughWithout(state_.spec, late)) return;
     const Status why = GraceStatus(late);
     if (MayExclude(late)) return Exclude(late, why);
     state_.stragglers = late;
@@ -140,11 +151,13 @@ class Stepper {
     if (CanAbort()) {
       const EngineMembers* failed = EngineOf(state_, event.member);
       const bool released = state_.phase == Phase::kStaged;
-      const bool enough = failed != nullptr && (released || EnoughWithout(state_.spec, 1));
+      const bool spare = failed != nullptr && ManyEnoughWithout(state_.spec, 1) &&
+                         !state_.roster.IsAloneOfItsModel(failed->name);
+      const bool enough = failed != nullptr && (released || spare);
       if (enough && MayExclude({failed->name})) {
         return Exclude({failed->name}, NamedFailure(event.member, event.why));
       }
-      if (!released && failed != nullptr && EnoughWithout(state_.spec, 1)) {
+      if (!released && spare) {
         state_.stragglers = {failed->name};
       }
       return Abort(NamedFailure(event.member, event.why));
@@ -234,7 +247,8 @@ class Stepper {
 
   void ArmGraceOnce() {
     const size_t late = state_.spec.engines.size() - state_.roster.engines_staged();
-    if (state_.grace_armed || !EnoughWithout(state_.spec, late)) return;
+    if (state_.grace_armed || !ManyEnoughWithout(state_.spec, late)) return;
+    if (!state_.roster.models_staged()) return;
     state_.grace_armed = true;
     Do(ArmGrace{});
   }
@@ -247,7 +261,7 @@ class Stepper {
     if (preparing && !Missing(spec.sources, state_.prepared).empty()) return {};
     const auto late =
         preparing ? EnginesMissing(spec, state_.prepared) : EnginesMissing(spec, state_.staged);
-    return EnoughWithout(spec, late.size()) ? late : std::set<std::string>{};
+    return EnoughWithout(spec, late) ? late : std::set<std::string>{};
   }
 
   Status GraceStatus(const std::set<std::string>& late) const {
@@ -449,14 +463,23 @@ Roster::Roster(const State& state) : made_(true) {
   places_.reserve(spec.sources.size());
   for (const Member& member : spec.sources) places_.emplace(member, kSource);
   sources_ = places_.size();
+  std::map<std::string_view, uint32_t> numbers_of_models;
+  for (const EngineMembers& engine : spec.engines) {
+    const auto next = static_cast<uint32_t>(numbers_of_models.size());
+    numbers_of_models.try_emplace(engine.model, next);
+  }
+  models_.resize(numbers_of_models.size());
+  models_unstaged_ = models_.size();
   for (size_t index = 0; index < spec.engines.size(); ++index) {
     const auto number = static_cast<uint32_t>(index);
-    Engine& engine = engines_.emplace_back(Engine{index, 0});
+    const uint32_t model = numbers_of_models.at(spec.engines[index].model);
+    ++models_[model].engines;
+    Engine& engine = engines_.emplace_back(Engine{index, model, 0});
     for (const Member& member : spec.engines[index].ranks) {
       if (!places_.emplace(member, number).second || state.staged.contains(member)) continue;
       ++engine.unstaged;
     }
-    engines_staged_ += engine.unstaged == 0 ? 1 : 0;
+    if (engine.unstaged == 0) CountEngineStaged(engine);
     numbers_.emplace(spec.engines[index].name, number);
   }
   for (const auto& [member, number] : places_) {
@@ -482,14 +505,30 @@ std::optional<size_t> Roster::EngineNamed(const std::string& name) const {
   return engines_[number->second].index;
 }
 
+void Roster::CountEngineStaged(const Engine& engine) {
+  ++engines_staged_;
+  models_unstaged_ -= models_[engine.model].staged++ == 0 ? 1 : 0;
+}
+
 void Roster::CountStaged(const Member& target) {
-  if (--engines_[places_.at(target)].unstaged == 0) ++engines_staged_;
+  Engine& engine = engines_[places_.at(target)];
+  if (--engine.unstaged == 0) CountEngineStaged(engine);
+}
+
+bool Roster::IsAloneOfItsModel(const std::string& engine) const {
+  return models_[engines_[numbers_.at(engine)].model].engines == 1;
 }
 
 void Roster::Exclude(const EngineMembers& engine) {
   const auto number = numbers_.extract(engine.name);
   const Engine& excluded = engines_[number.mapped()];
-  if (excluded.unstaged == 0) --engines_staged_;
+  Model& model = models_[excluded.model];
+  if (excluded.unstaged == 0) {
+    --engines_staged_;
+    models_unstaged_ += --model.staged == 0 ? 1 : 0;
+  }
+  // The last one of its model: nobody waits for the model any more.
+  if (--model.engines == 0) --models_unstaged_;
   for (Engine& other : engines_) {
     if (other.index > excluded.index) --other.index;
   }

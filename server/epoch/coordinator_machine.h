@@ -33,6 +33,7 @@ std::string_view PhaseName(Phase phase);
 struct EngineMembers {
   std::string name;
   std::vector<Member> ranks;  ///< by rank; [0] is the leader
+  std::string model = {};     ///< of a trainer that publishes several; empty: it has no name
   friend bool operator==(const EngineMembers&, const EngineMembers&) = default;
 };
 
@@ -46,7 +47,8 @@ struct Spec {
   std::string source_group = "source";  ///< what messages call them: the group they are of
   std::vector<EngineMembers> engines;
   bool manual_commit = false;
-  /// So many engines are enough to go on without the others; 0: all are required.
+  /// So many engines are enough to go on without the others, with one of every model among them; 0:
+  /// all are required.
   uint32_t quorum = 0;
   /// An engine that is lost is excluded while at least so many are left.
   uint32_t engines_min = 1;
@@ -90,6 +92,10 @@ class Roster {
   size_t targets() const { return places_.size() - sources_; }
   /// Engines of which every rank is staged.
   size_t engines_staged() const { return engines_staged_; }
+  /// One of them at least is of every model.
+  bool models_staged() const { return models_unstaged_ == 0; }
+  /// No other engine of the epoch holds its model.
+  bool IsAloneOfItsModel(const std::string& engine) const;
   /// In ABORTING: members that have drained or are lost.
   size_t gone() const { return gone_; }
 
@@ -104,16 +110,26 @@ class Roster {
     size_t operator()(const Member& member) const { return member.id.value; }
   };
   struct Engine {
-    size_t index = 0;  ///< in Spec::engines
+    size_t index = 0;    ///< in Spec::engines
+    uint32_t model = 0;  ///< in models_
     size_t unstaged = 0;
     friend bool operator==(const Engine&, const Engine&) = default;
   };
+  struct Model {
+    size_t engines = 0;
+    size_t staged = 0;
+    friend bool operator==(const Model&, const Model&) = default;
+  };
   static constexpr uint32_t kSource = UINT32_MAX;
+
+  void CountEngineStaged(const Engine& engine);
 
   bool made_ = false;
   std::unordered_map<Member, uint32_t, HashOf> places_;  ///< a number in engines_, or kSource
   std::unordered_map<std::string, uint32_t> numbers_;    ///< of engines
   std::vector<Engine> engines_;                          ///< excluded ones keep their number
+  std::vector<Model> models_;
+  size_t models_unstaged_ = 0;  ///< of which there are engines, and none is staged
   size_t sources_ = 0;
   size_t engines_staged_ = 0;
   size_t gone_ = 0;

@@ -50,6 +50,7 @@ std::vector<std::string> ModelsOf(const CanonicalSpace& canonical) {
     const std::string_view model = SplitName(tensor.name).model;
     if (models.empty() || models.back() != model) models.emplace_back(model);
   }
+  if (models.empty()) models.emplace_back();
   std::ranges::sort(models);
   models.erase(std::ranges::unique(models).begin(), models.end());
   return models;

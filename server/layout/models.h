@@ -31,7 +31,7 @@ ModelAndTensor SplitName(std::string_view canonical);
 ///   kInvalidArgument / kInvalidRequest
 Status CheckModelName(std::string_view model);
 
-/// Of all tensors, sorted; {""} for one model without a name.
+/// Of all tensors, sorted, at least one; {""} for one model without a name.
 std::vector<std::string> ModelsOf(const CanonicalSpace& canonical);
 
 /// The tensors of `model` alone, by their own names.

@@ -40,8 +40,8 @@ OF_PACKAGES = ("weightwire.checkpoint.adam", "weightwire.vllm.features")
 _NOT_SHOWN = {"from_proto", "to_proto"}
 # Of modules that are mostly for others.
 _SHOWN = {"weightwire.adapter": {"LivePublisher"}, "weightwire.mbridge": {"Publisher"}, "weightwire.megatron_bridge": {"Publisher"},
-          "weightwire.torch": {"Publisher", "Receiver", "named_tensors"}, "weightwire.megatron": {"Publisher", "named_tensors"},
-          "weightwire.fsdp": {"Publisher", "Receiver", "read_sharded"}, "weightwire.peft": {"Publisher"},
+          "weightwire.torch": {"Publisher", "Receiver", "model", "named_tensors"}, "weightwire.megatron": {"Publisher", "model", "named_tensors"},
+          "weightwire.fsdp": {"Publisher", "Receiver", "model", "read_sharded"}, "weightwire.peft": {"Publisher"},
           "weightwire.vllm.features": {"changed"}, "weightwire.vllm_trainer": {"InitInfo", "TrainerEngine", "register"}}
 _DEFINITIONS = (ast.ClassDef, ast.FunctionDef, ast.AsyncFunctionDef)
 

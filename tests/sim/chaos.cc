@@ -14,7 +14,8 @@ Chaos::Chaos(uint64_t seed, Reached& reached)
       withdraws_(seed % 4 == 1),
       fleet_(OptionsFor(seed)),
       reached_(reached),
-      goes_back_(seed % 4 == 2) {
+      goes_back_(seed % 4 == 2),
+      two_models_(OfTwoModels(seed)) {
   if (seed % 4 == 0) drains_.emplace(fleet_, reached_);
 }
 
@@ -61,6 +62,13 @@ Fleet::Options Chaos::OptionsFor(uint64_t seed) {
   }
   for (auto& engine : options.engines) {
     engine.buffers = 1 + static_cast<uint32_t>(random() % 4);
+  }
+  if (OfTwoModels(seed)) {  // and engines of one or the other
+    options.trainer = TwoModels(options.trainer, MegatronTp2());
+    for (size_t i = 0; i < options.engines.size(); ++i) {
+      auto& party = options.engines[i].party;
+      party = EngineOf(i % 2 == 0 ? "actor" : "reward", party);
+    }
   }
   return options;
 }
@@ -313,14 +321,23 @@ void Chaos::Settle() {
         << fleet_.trainer().Describe();
     version_max_ = version_ = (goes_back_ ? version_max_ : version_) + 1;
     status = fleet_.Publish(version_, agent::PublishMode::kHold, seconds(30), lineage_);
-    if (status.ok()) break;
+    if (status.ok() && (!two_models_ || fleet_.AllServe(version_, seconds(60), lineage_))) break;
+    // An engine of whose model there is no other one gets the next version.
+    reached_.Count("engines that nobody could fill", status.ok());
     // A snapshot of a version that not every rank published is held until its deadline, 20 s.
     fleet_.RunFor(seconds(8));
   }
   ASSERT_TRUE(status.ok()) << status.ToString() << "\nwaits for "
                            << fleet_.coordinator()->Snapshot().waiting_for;
-  EXPECT_TRUE(fleet_.AllServe(version_, seconds(60), lineage_))
-      << "waits for " << fleet_.coordinator()->Snapshot().waiting_for;
+  if (fleet_.AllServe(version_, seconds(60), lineage_)) return;
+  const coordinator::StatusSnapshot snapshot = fleet_.coordinator()->Snapshot();
+  std::string engines;
+  for (const auto& engine : snapshot.engines) {
+    engines += "\n" + engine.name + ": " + std::string(EngineStateName(engine.state)) +
+               ", version " + std::to_string(engine.version.value) + " " + engine.last_error;
+  }
+  ADD_FAILURE() << "version " << version_ << " is not served everywhere; waits for "
+                << snapshot.waiting_for << engines;
 }
 
 }  // namespace weightwire::sim

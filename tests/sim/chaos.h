@@ -24,6 +24,7 @@ class Chaos {
 
  private:
   static Fleet::Options OptionsFor(uint64_t seed);
+  static bool OfTwoModels(uint64_t seed) { return seed % 5 == 3; }
   int64_t In(int64_t low, int64_t high) {
     return low + static_cast<int64_t>(random_() % static_cast<uint64_t>(high - low + 1));
   }
@@ -62,7 +63,8 @@ class Chaos {
   std::optional<Drains> drains_;  ///< of every fourth seed
   Fleet fleet_;
   Reached& reached_;
-  const bool goes_back_;  ///< the trainer, in every fourth seed, a third one
+  const bool goes_back_;   ///< the trainer, in every fourth seed, a third one
+  const bool two_models_;  ///< that the trainer publishes, in every fifth seed
   uint64_t lineage_ = coordinator::kFirstLineage;
   uint64_t version_ = 0;
   uint64_t version_max_ = 0;  ///< of any lineage

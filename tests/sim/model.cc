@@ -10,6 +10,7 @@ namespace weightwire::sim {
 namespace {
 
 constexpr int64_t kTrainerVocabRows = 12;
+constexpr uint64_t kRewardDiffers = 500;  // more than a run has versions, less than a lineage
 
 }  // namespace
 
@@ -53,6 +54,40 @@ Party HuggingFace() {
           }};
 }
 
+Party TwoModels(Party actor, Party reward) {
+  const std::string name = actor.spec + " and " + reward.spec;
+  const uint32_t world_size = actor.world_size;
+  return {name, world_size, nullptr, {{"actor", std::move(actor)}, {"reward", std::move(reward)}}};
+}
+
+Party EngineOf(std::string model, Party party) {
+  const std::string name = party.spec + " of " + model;
+  const uint32_t world_size = party.world_size;
+  return {name, world_size, nullptr, {{std::move(model), std::move(party)}}};
+}
+
+control::LayoutSubmission Model::Layout(const Party& party, uint32_t rank) const {
+  control::LayoutSubmission submission;
+  if (party.models.empty()) {
+    submission.config_json = config_json_;
+    submission.spec = party.spec;
+    submission.observed = Observed(party, rank);
+    return submission;
+  }
+  for (const PartyOfModel& of : party.models) {
+    control::LayoutOfModel& model = submission.models.emplace_back();
+    model.model = of.model;
+    model.layout.config_json = config_json_;
+    model.layout.spec = of.party.spec;
+    const auto its = of.RankOf(rank, party);
+    if (!its) continue;
+    model.rank = *its;
+    model.world_size = of.party.world_size;
+    model.layout.observed = Observed(of.party, *its);
+  }
+  return submission;
+}
+
 // What follows is kept for all fleets: every model is the same, and a run of thousands of seeds has
 // a dozen versions.
 
@@ -75,6 +110,11 @@ const std::vector<std::vector<uint8_t>>& Model::Bytes(const Party& party, uint32
                                                       uint64_t version, uint8_t padding) const {
   static std::map<std::tuple<std::string, uint64_t, uint8_t>, std::vector<Image>> images;
   std::vector<Image>& of_ranks = images[{party.spec, version, padding}];
+  if (of_ranks.empty() && !party.models.empty()) {
+    for (uint32_t r = 0; r < party.world_size; ++r) {
+      of_ranks.push_back(ImageOfModels(party, r, version, padding));
+    }
+  }
   if (of_ranks.empty()) {
     const oracle::Tensors hf = oracle::HuggingFace(config_, 1);
     for (const oracle::Tensors& tensors : party.ranks(config_, hf)) {
@@ -92,6 +132,19 @@ const std::vector<std::vector<uint8_t>>& Model::Bytes(const Party& party, uint32
     }
   }
   return of_ranks.at(rank);
+}
+
+Model::Image Model::ImageOfModels(const Party& party, uint32_t rank, uint64_t version,
+                                  uint8_t padding) const {
+  Image image;
+  for (const PartyOfModel& of : party.models) {
+    const auto its = of.RankOf(rank, party);
+    if (!its) continue;
+    const uint64_t own = of.model == "reward" ? kRewardDiffers : 0;
+    const Image& part = Bytes(of.party, *its, version + own, padding);
+    image.insert(image.end(), part.begin(), part.end());
+  }
+  return image;
 }
 
 const std::vector<uint8_t>& Model::Buffer(const Party& party, uint32_t rank,

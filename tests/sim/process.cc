@@ -42,11 +42,7 @@ void Process::Attach() {
 }
 
 void Process::SubmitLayout() {
-  control::LayoutSubmission submission;
-  submission.config_json = model_.config_json();
-  submission.spec = party_.spec;
-  submission.observed = model_.Observed(party_, rank_);
-  node_.agent().SubmitLayout(handle_, std::move(submission),
+  node_.agent().SubmitLayout(handle_, model_.Layout(party_, rank_),
                              [this](const Result<control::LayoutReply>& reply) {
                                if (!live()) return;
                                if (!reply) {

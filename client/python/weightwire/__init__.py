@@ -15,6 +15,7 @@ These arguments mean the same wherever they appear:
     device            the GPU where the memory is to lie, if the agent has GPU memory to give; `device_refused` says why not
     lineage           see Publisher.publish
     names             function from a module's name of a tensor to Hugging Face's name; None leaves the tensor out
+    model_name        of an engine: which of the trainer's models it holds, where it publishes several; see `weightwire.models`
     verify            the trainer's own export, which some versions are compared with before they go out: see LivePublisher
     verify_every      every so many versions; 0: only the first one and those that `publish(verify=True)` asks for
 """

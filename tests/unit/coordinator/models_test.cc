@@ -247,6 +247,42 @@ TEST_F(CoordinatorModels, ARefusedVersionStaysWhereOneModelHasNoEarlierOne) {
   EXPECT_EQ(fleet_.metrics.Value("versions_refused_total{outcome=no_holder}"), 1);
 }
 
+/// Two of three engines are a quorum, and none of them is of the reward model.
+TEST_F(CoordinatorModels, AQuorumHasAnEngineOfEveryModel) {
+  fleet_.options.commit_policy = {CommitPolicy::Kind::kQuorum, 2, std::chrono::milliseconds(500)};
+  fleet_.agent_features |= control::kFeatureExclude;
+  fleet_.Restart();
+  Trainer();
+  Engine("actor-a", "actor");
+  Engine("actor-b", "actor");
+  Engine("reward-a", "reward");
+  Publish(1);
+  const auto slow = [this](const std::string& engine) {
+    FakeAgent& agent = fleet_.Agent(engine + "-agent");
+    agent.deaf = [](const epoch::Command& command) {
+      return std::holds_alternative<epoch::TransferCommand>(command);
+    };
+  };
+  slow("actor-b");
+  Publish(2);
+  fleet_.Run(std::chrono::seconds(1));
+  EXPECT_EQ(fleet_.EngineNamed("actor-a").version, Version(2)) << "without actor-b";
+  EXPECT_EQ(fleet_.EngineNamed("reward-a").version, Version(2));
+  fleet_.Agent("actor-b-agent").deaf = nullptr;
+  fleet_.Run(std::chrono::seconds(200));
+  slow("reward-a");
+  fleet_.PublishAll(trainer_, 3, false, std::chrono::seconds(1000));
+  fleet_.Run(std::chrono::seconds(10));
+  for (const char* name : {"actor-a", "actor-b", "reward-a"}) {
+    EXPECT_EQ(fleet_.EngineNamed(name).version, Version(2)) << name;
+  }
+  fleet_.Agent("reward-a-agent").deaf = nullptr;
+  fleet_.Run(fleet_.options.transfer_deadline + std::chrono::seconds(5));
+  for (const char* name : {"actor-a", "actor-b", "reward-a"}) {
+    EXPECT_EQ(fleet_.EngineNamed(name).version, Version(3)) << name;
+  }
+}
+
 /// One model ties its head to the embedding, the other does not.
 TEST_F(CoordinatorModels, HeadsAreComparedModelByModel) {
   const layout::TensorSpec embed{"model.embed_tokens.weight", layout::DType::kBF16, {6, 2}};

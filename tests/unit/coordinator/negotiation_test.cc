@@ -325,5 +325,35 @@ TEST_F(Negotiation, RankThatIsLostMeanwhileIsToldSo) {
   EXPECT_EQ(reason, Reason::kStaleIncarnation);
 }
 
+/// The actor is cut over both ranks, the draft lies on the second one.
+TEST_F(Negotiation, ModelsByTheirOwnSchemes) {
+  const auto submission = [&](uint32_t rank) {
+    control::LayoutSubmission all;
+    all.member = members[rank];
+    all.models = {{"draft", 0, rank, {}}, {"actor", rank, 2, {}}};
+    all.models[0].layout = Scheme({}, config, "megatron:tp1", 0);
+    if (rank == 0) all.models[0].layout.observed.clear();
+    all.models[1].layout = Scheme({}, config, "megatron:tp2", rank);
+    return all;
+  };
+  const auto first = fleet.Submit(submission(0)), second = fleet.Submit(submission(1));
+  ASSERT_TRUE(first.has_value()) << first.error().ToString();
+  ASSERT_TRUE(second.has_value()) << second.error().ToString();
+  EXPECT_EQ(first->canonical, second->canonical);
+  const size_t half = ObservedBy(config, "megatron:tp2", 0).size();
+  const size_t whole = ObservedBy(config, "megatron:tp1", 0).size();
+  EXPECT_EQ(first->agreed->tensors.size(), half);
+  EXPECT_EQ(second->agreed->tensors.size(), half + whole);
+
+  control::LayoutSubmission reports = submission(0);
+  reports.models[0].layout = Scheme({}, config, "megatron:tp1", 0);
+  const auto refused = fleet.Submit(reports);
+  EXPECT_THAT(refused.error().message(), ::testing::HasSubstr("model draft: world_size is 0"));
+  control::LayoutSubmission wrong = submission(1);
+  wrong.models[1].layout.observed[0].shape[0] += 1;
+  const std::string tensor = "actor::" + wrong.models[1].layout.observed[0].name;
+  EXPECT_EQ(fleet.Submit(wrong).error().tensor(), tensor);
+}
+
 }  // namespace
 }  // namespace weightwire::coordinator::testing

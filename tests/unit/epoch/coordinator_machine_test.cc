@@ -340,6 +340,71 @@ TEST(EpochMachine, AGraceThatEndsBelowTheQuorumIsArmedAgain) {
   EXPECT_EQ(machine.state.excluded, (std::set<std::string>{"engine-b", "engine-d"}));
 }
 
+/// Two engines of the actor, one of the reward model; one engine is a quorum by number.
+struct TwoModels {
+  TwoModels() {
+    Spec spec = WithReadersThatCanBeDropped();
+    spec.engines = {
+        {"engine-b", {kB0}, "actor"}, {"engine-c", {c}, "actor"}, {"engine-d", {d}, "reward"}};
+    spec.quorum = 1;
+    machine.emplace(spec);
+    for (const Member& m : {kSource0, kSource1, kB0, c, d}) machine->Give(PreparedEvent{m});
+  }
+  void Stage(const Member& member) { machine->Give(StagedEvent{member, DigestsOf(kB0)}); }
+  const Member c{ParticipantId(6), Incarnation(16)}, d{ParticipantId(7), Incarnation(17)};
+  std::optional<Machine> machine;
+};
+
+TEST(EpochMachine, AQuorumHasAnEngineOfEveryModel) {
+  TwoModels two;
+  two.Stage(kB0);
+  EXPECT_EQ(Count<ArmGrace>(two.machine->last), 0) << "nobody has the reward model";
+  two.Stage(two.d);
+  EXPECT_EQ(Count<ArmGrace>(two.machine->last), 1);
+  two.machine->Give(GraceEvent{});
+  EXPECT_EQ(two.machine->state.excluded, (std::set<std::string>{"engine-c"}));
+}
+
+TEST(EpochMachine, TheLastStagedEngineOfAModelThatIsLostLeavesNoQuorum) {
+  TwoModels two;
+  two.Stage(two.d);
+  two.Stage(kB0);
+  EXPECT_EQ(Count<ArmGrace>(two.machine->last), 1);
+  two.machine->Give(LostEvent{kB0, kGone});
+  two.machine->Give(GraceEvent{});
+  EXPECT_EQ(two.machine->state.phase, Phase::kTransferring) << "nobody of the actor is staged";
+  two.Stage(two.c);
+  for (const Member& source : {kSource0, kSource1}) {
+    two.machine->Give(SourceDoneEvent{source, DigestsOf(source)});
+  }
+  EXPECT_EQ(two.machine->state.excluded, (std::set<std::string>{"engine-b"}));
+}
+
+TEST(EpochMachine, AnEngineThatIsAloneOfItsModelIsNotLeftBehind) {
+  for (const bool fails : {true, false}) {
+    TwoModels two;
+    two.Stage(kB0);
+    two.Stage(two.c);
+    if (fails) {
+      two.machine->Give(FailedEvent{two.d, kBroken});
+    } else {
+      two.machine->Give(DeadlineEvent{Phase::kTransferring});
+    }
+    EXPECT_EQ(two.machine->state.phase, Phase::kAborting);
+    EXPECT_EQ(two.machine->state.stragglers, std::set<std::string>{});
+    EXPECT_EQ(two.machine->state.excluded, std::set<std::string>{});
+  }
+}
+
+TEST(EpochMachine, WhenTheLastEngineOfAModelIsGoneTheOthersAreAQuorum) {
+  TwoModels two;
+  two.Stage(kB0);
+  two.machine->Give(LostEvent{two.d, kGone});
+  EXPECT_EQ(Count<ArmGrace>(two.machine->last), 1);
+  two.machine->Give(GraceEvent{});
+  EXPECT_EQ(two.machine->state.excluded, (std::set<std::string>{"engine-c", "engine-d"}));
+}
+
 TEST(EpochMachine, LostMemberAfterTheDecisionIsNotWaitedForAndEvictsNobody) {
   Machine machine = Staged(TwoEngines());
   machine.Give(LostEvent{kA1, kGone});

@@ -74,7 +74,7 @@ TEST(Models, ATensorWhoseNameGetsTooLongIsNamed) {
 
 TEST(Models, OneWithoutANameIsOneModel) {
   EXPECT_THAT(ModelsOf({{{"a", DType::kF32, {1}}, {"b", DType::kF32, {1}}}}), ElementsAre(""));
-  EXPECT_THAT(ModelsOf({}), ElementsAre());
+  EXPECT_THAT(ModelsOf({}), ElementsAre(""));
 }
 
 }  // namespace
