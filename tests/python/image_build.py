@@ -267,8 +267,10 @@ def test_on_a_host_with_gpus_only_the_driver_is_missing(builder, tmp_path_factor
     if why_not := no_cuda():
         pytest.skip(", ".join(why_not))
     with built(builder, "gpu", "--build-arg", f"CUDA={cuda_image(builder, tmp_path_factory.mktemp('cuda'))}") as root:
-        agent = subprocess.run(inside(root, "weightwired", "--gpu", "required", "--gpu-slab-bytes", "1MiB", "--http", "", "--agent-socket", "/run/weightwire/agent/agent.sock"),
-                               capture_output=True, text=True, timeout=60)
+        # What every container has: weightwired finds the library by /proc.
+        contained = ["unshare", "--mount", "--propagation", "private", "sh", "-euc", 'mount --rbind /proc "$0/proc"; exec "$@"', root]
+        agent = subprocess.run([*contained, *inside(root, "weightwired", "--gpu", "required", "--gpu-slab-bytes", "1MiB", "--http", "",
+                                                    "--agent-socket", "/run/weightwire/agent/agent.sock")], capture_output=True, text=True, timeout=60)
         assert agent.returncode != 0
         program = "from weightwire.device import Device; Device(0)"
         client = subprocess.run(inside(root, "python3", "-c", program), capture_output=True, text=True, timeout=60,

@@ -6,7 +6,9 @@ import asyncio
 import os
 import queue
 import signal
+import sys
 import threading
+import time
 from concurrent.futures import ThreadPoolExecutor
 
 import grpc
@@ -183,6 +185,73 @@ def test_an_interrupt_withdraws_what_nobody_will_wait_for(agent):
         with pytest.raises(KeyboardInterrupt):
             publisher.publish(5)
         assert [(w.version, w.number, w.if_accepted) for w in agent.withdrawn] == [(5, 1, True)]
+
+
+class Interrupts:
+    """Raises KeyboardInterrupt on this thread, which is the main one, when a Condition's `with` has just taken its lock for the n-th
+    time, as a signal's handler may. It counts those that nobody interrupts."""
+
+    def __init__(self, at: int):
+        self._at, self.passed = at, 0
+
+    def _trace(self, frame, event, _):
+        if event == "call":
+            return self._trace if frame.f_code is threading.Condition.__enter__.__code__ else None
+        if event == "return":
+            self.passed += 1
+            if self.passed == self._at:
+                raise KeyboardInterrupt
+        return self._trace
+
+    def __enter__(self) -> Interrupts:
+        self._before = sys.gettrace()
+        sys.settrace(self._trace)
+        return self
+
+    def __exit__(self, *_) -> None:
+        sys.settrace(self._before)
+
+
+def test_an_interrupt_at_any_lock_leaves_none_taken(agent):
+    """Wherever it comes in `publish` and `wait_released`, the agent's events still arrive, and the publisher closes."""
+    agent.withdrawal = ACCEPTED
+    version, at, interrupted = 1, 1, True
+    with open_publisher(agent, timeout=30) as publisher:
+        while interrupted:
+            interrupted = False
+            threading.Thread(target=lambda v=version: (agent.came.wait(30), agent.release(v))).start()
+            with Interrupts(at) as interrupts:
+                try:
+                    publisher.publish(version).wait_released(30)
+                except KeyboardInterrupt:
+                    interrupted = True
+            agent.came.clear()
+            assert publisher.attached
+            release = publisher.publish(version + 1)
+            agent.release(version + 1)
+            assert release.wait_released(30).epoch == 3, f"interrupted at lock {at}"
+            agent.came.clear()
+            version, at = version + 2, at + 1
+    assert interrupts.passed < at - 1  # the last one met nothing to interrupt
+    assert not publisher.attached
+
+
+def test_a_channel_of_which_a_lock_is_taken_for_ever_keeps_nobody_from_closing(agent):
+    held, done = threading.Event(), threading.Event()
+
+    def hold(lock) -> None:
+        with lock:
+            held.set()
+            done.wait(60)
+
+    with open_publisher(agent, timeout=30) as publisher:
+        holder = threading.Thread(target=hold, args=(publisher._session._stream._state.condition,))  # gRPC's
+        holder.start()
+        held.wait(30)
+        started = time.monotonic()
+    assert time.monotonic() - started < 10
+    done.set()
+    holder.join(30)
 
 
 def test_a_cancelled_publish_is_withdrawn_before_it_raises(agent):

@@ -15,6 +15,7 @@ import numpy as np
 
 from weightwire import errors
 from weightwire.device import Device, DeviceArray
+from weightwire.interrupts import Flag
 from weightwire.memory import Arena, TensorMeta, arena_map
 from weightwire.session import Session, default_agent_socket
 from weightwire.v1 import agent_pb2, types_pb2
@@ -64,7 +65,7 @@ class Release:
         #: Of the version: a later lineage comes after all versions of an earlier one.
         self.lineage = _FIRST_LINEAGE
         self._started = time.perf_counter()
-        self._done = threading.Event()
+        self._done = Flag()
         self._accepted = False
         self._error: errors.WeightwireError | None = None
 

@@ -17,12 +17,14 @@ from typing import Any, Callable, Sequence
 import grpc
 
 from weightwire import errors
+from weightwire.interrupts import Flag, apart
 from weightwire.memory import TensorMeta
 from weightwire.v1 import agent_pb2, agent_pb2_grpc, types_pb2
 
 log = logging.getLogger("weightwire")
 PROTOCOL_MIN = 1
 PROTOCOL_MAX = 1
+_LEAVE_SECONDS = 2.0
 _FD_MAGIC = 0x44465757  # "WWFD"
 _FD_PUT, _FD_GET = 1, 2
 _FD_FRAME = struct.Struct("<IIQ")
@@ -123,7 +125,7 @@ class Session:
         self._stub = agent_pb2_grpc.AgentStub(self._channel)
         self._up: queue.SimpleQueue[agent_pb2.AttachUp | None] = queue.SimpleQueue()
         self._on_event, self._on_end = on_event, on_end
-        self._attached = threading.Event()
+        self._attached = Flag()
         self._failure: errors.WeightwireError | None = None
         self._closed = False
         self.handle = 0
@@ -199,7 +201,7 @@ class Session:
         if "handle" in request.DESCRIPTOR.fields_by_name:
             request.handle = self.handle
         try:
-            return getattr(self._stub, method)(request, timeout=timeout or self.timeout)
+            return apart(lambda: getattr(self._stub, method)(request, timeout=timeout or self.timeout))
         except (grpc.RpcError, ValueError) as error:
             if self._closed or self.handle == 0:  # by another thread perhaps, which attaches again after a fence
                 raise errors.StaleError("its session has ended", code="ABORTED", reason="stale_incarnation",
@@ -259,6 +261,10 @@ class Session:
         self._up.put(agent_pb2.AttachUp(detach=agent_pb2.Detach()))
         self._up.put(None)
         if threading.current_thread() is not self._reader:
-            self._reader.join(min(self.timeout, 2.0))
+            self._reader.join(min(self.timeout, _LEAVE_SECONDS))
+        with contextlib.suppress(TimeoutError):  # a signal before has left gRPC in the middle of something
+            apart(self._end_channel, _LEAVE_SECONDS)
+
+    def _end_channel(self) -> None:
         self._stream.cancel()
         self._channel.close()
