@@ -168,6 +168,21 @@ class EngineRanks:
             rank.close()
 
 
+_crashed: list[str] = []
+
+
+@pytest.hookimpl(optionalhook=True)  # pytest-xdist's
+def pytest_handlecrashitem(crashitem, report, sched):
+    _crashed.append(crashitem)
+
+
+@pytest.hookimpl(trylast=True)
+def pytest_sessionfinish(session):
+    """A process that ended in a test leaves the rest of its file untested: that is more than a failed test, which `./dev test` runs again."""
+    if _crashed:
+        session.exitstatus = pytest.ExitCode.INTERNAL_ERROR
+
+
 @pytest.fixture
 def groups():
     """Collects groups and closes them at the end, engines first."""
