@@ -5,8 +5,6 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-import pathlib
-import shutil
 import subprocess
 import sys
 import threading
@@ -81,10 +79,6 @@ def newest(reader: Reader):
     return reader.manifest(reader.latest().manifest)
 
 
-def folder_of(url: str) -> pathlib.Path:
-    return pathlib.Path(url.removeprefix("file://"))
-
-
 def test_every_version_comes_back_bit_for_bit(url):
     weights, uploader = Weights(LAYOUT), Uploader(Reader(Objects(url)), LAYOUT, anchor_every=3)
     reader, following, kinds = Reader(Objects(url)), Image.empty(LAYOUT), []
@@ -153,25 +147,36 @@ def test_a_second_writer_is_noticed_and_what_the_first_had_is_no_version(url):
         uploader.store(6, 1, weights.image, weights.base)
 
 
+#: What becomes of an object, and of another one of its kind; None: it is gone.
 DAMAGES = {
-    "cut short": lambda path, other: path.write_bytes(path.read_bytes()[:-1]),
-    "emptied": lambda path, other: path.write_bytes(b""),
-    "longer": lambda path, other: path.write_bytes(path.read_bytes() + b"x"),
-    "a bit": lambda path, other: path.write_bytes(path.read_bytes()[:-3] + bytes([path.read_bytes()[-3] ^ 1]) + path.read_bytes()[-2:]),
-    "exchanged": lambda path, other: shutil.copyfile(other, path),
-    "gone": lambda path, other: path.unlink()}
+    "cut short": lambda data, other: data[:-1],
+    "emptied": lambda data, other: b"",
+    "longer": lambda data, other: data + b"x",
+    "a bit": lambda data, other: data[:-3] + bytes([data[-3] ^ 1]) + data[-2:],
+    "exchanged": lambda data, other: other,
+    "gone": lambda data, other: None}
 
 
 @pytest.mark.parametrize("damage", DAMAGES)
 @pytest.mark.parametrize("record", ["delta-00000-00001", "manifest.json"])
 def test_damage_is_named_and_gone_around_by_the_next_anchor(tmp_path, damage, record):
-    url = f"file://{tmp_path}/store"
+    url, store = f"file://{tmp_path}/store", tmp_path / "store"
+
+    def change(path: str, other: str, made) -> None:
+        if (data := made((store / path).read_bytes(), (store / other).read_bytes())) is None:
+            (store / path).unlink()
+        else:
+            (store / path).write_bytes(data)
+    damaged_and_gone_around(url, damage, record, change)
+
+
+def damaged_and_gone_around(url: str, damage: str, record: str, change) -> None:
+    """`change(path, other, made)` makes an object hold what `made` says of its bytes and those of another one."""
     weights, uploader = filled(url, 3, anchor_every=4)
     reader, image = Reader(Objects(url)), Image.empty(SMALL)
     reader.load(reader.version(2), image)
     third = newest(reader).folder
-    other = next(path for path in folder_of(url).glob(f"versions/*/{record}") if third not in str(path))
-    DAMAGES[damage](folder_of(url) / third / record, other)
+    change(f"{third}/{record}", f"{reader.version(2).folder}/{record}", DAMAGES[damage])
     fresh = Reader(Objects(url))
     for _ in range(2):
         with pytest.raises(StoreError) as wrong:
@@ -396,13 +401,17 @@ class TestRetention:
 
 
 def test_killed_at_every_request_it_leaves_the_old_version_or_the_new_one(tmp_path):
-    url = f"file://{tmp_path}/store"
+    killed_at_every_request(f"file://{tmp_path}/store", lambda: tmp_path / "store")
+
+
+def killed_at_every_request(url: str, look) -> None:
+    """`look()`: a folder that has what the store has now."""
     killed = subprocess.Popen([sys.executable, ROOT / "tests/python/store_killed.py", url], stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True)
     before, seen, ends = None, set(), 0
     for line in killed.stdout:
         version, how, number, *sums = line.split()
         latest = Reader(Objects(url)).latest()
-        ranks = [hashlib.sha256(b"".join(data for _, _, data in rank.values())).hexdigest() for rank in store_reader.read(tmp_path / "store")] \
+        ranks = [hashlib.sha256(b"".join(data for _, _, data in rank.values())).hexdigest() for rank in store_reader.read(look())] \
             if latest is not None else None
         if latest is not None and latest.manifest.version == int(version):
             assert ranks == sums

@@ -161,9 +161,9 @@ def _keep(report: Kept, reader: Reader, manifests: Dict[str, Manifest], folders:
 
 
 def _store_time(objects: Objects) -> datetime:
-    """What the store's clock says."""
+    """What the store's clock says, as in its listings: Ceph tells there parts of a second, and elsewhere none."""
     objects.put(_CLOCK, b"{}")
-    found = objects.find(_CLOCK)
+    found = next((one for one in objects.list(LEASES) if one.path == _CLOCK), None)
     if found is None:
         raise StoreError(f"{objects.at(_CLOCK)} is gone as soon as it is written", kind="unavailable")
     return found.modified

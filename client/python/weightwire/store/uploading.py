@@ -16,6 +16,8 @@ from weightwire.store.reading import WORKERS, Image, OnProgress, Reader, no_prog
 from weightwire.store.signing import Signer
 
 ANCHOR_EVERY = 16
+#: Times that the pointer is read anew because an older one was written between reading and writing it.
+_POINTS_MAX = 16
 
 
 @dataclass(frozen=True)
@@ -155,7 +157,7 @@ class Uploader:
         return replace(manifest, digest=digest(record))
 
     def _point_to(self, manifest: Manifest) -> None:
-        while True:
+        for _ in range(_POINTS_MAX):
             wanted = Latest(manifest.link)
             try:
                 etag = self._objects.put_if(LATEST, wanted.text(), self._latest.etag if self._latest is not None else None)
@@ -173,5 +175,7 @@ class Uploader:
                     return
                 raise StoreError(f"{self._objects.url} has {now.manifest.path} now, and not {manifest.path}: another writer was faster",
                                  kind="lost_race", remedy="one writer for each store, or each with a prefix of its own") from error
+        raise StoreError(f"{self._objects.at(LATEST)} cannot be written: each time it was another one than was read just before",
+                         kind="unavailable", remedy="see who else writes to this store")
 
 
