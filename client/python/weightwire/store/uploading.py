@@ -63,8 +63,20 @@ class Uploader:
         found = self._reader.manifest(self._latest.manifest)
         if found.layout != self._layout.digest:
             return None
-        self._anchor = found if found.kind == "anchor" else self._reader.manifest(found.anchor) if found.anchor else None
-        return found
+        self._anchor = found if found.kind == "anchor" else self._anchor_of(found)
+        return found if self._anchor is not None else None
+
+    def _anchor_of(self, found: Manifest) -> Optional[Manifest]:
+        """The newest one that leads to it. With one beside it, what it names may have been collected. None: there is none any more,
+        so that the next version must be whole."""
+        if (own := self._reader.own_anchor(found)) is not None or found.anchor is None:
+            return own
+        try:
+            return self._reader.manifest(found.anchor)
+        except StoreError as error:
+            if error.kind not in ("missing", "damaged", "signature"):
+                raise
+            return None
 
     @property
     def newest(self) -> Tuple[int, int]:
@@ -83,7 +95,7 @@ class Uploader:
                              f"{self._objects.url} has", kind="refused", remedy="versions of a store only grow")
         if not self._layout_stored:
             self._objects.put(Layout.path(self._layout.digest), self._layout.text())
-            self._layout_stored = True
+        self._layout_stored = False  # until a version needs it `gc` may collect it, so that it is written anew for the next attempt
         head = self.head if base is not None else None
         manifest = Manifest(folder=new_folder(version), kind="delta" if head is not None else "anchor", version=version, lineage=lineage,
                             layout=self._layout.digest, ranks=(), job=self._job,
@@ -97,7 +109,7 @@ class Uploader:
         root, kind = content()
         manifest = self._put_manifest(replace(manifest, content_root=root, content_class=kind))
         self._point_to(manifest)
-        self.head = manifest
+        self.head, self._layout_stored = manifest, True
         if manifest.kind == "anchor":
             self._anchor = manifest
         now.manifest, now.contents = manifest, [[part.content for part in parts] for parts in manifest.ranks]
