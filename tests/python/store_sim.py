@@ -7,7 +7,7 @@ every byte. `simulate(seed)` raises Violation, which says what went wrong. All p
 with real processes move them side by side.
 
 What must hold:
-  bytes      what a site publishes under a version is what the trainer had under it, and its versions only grow
+  bytes      what a site publishes under a version is what the trainer had under it, and its versions only grow, in one lineage
   pointer    latest.json never goes back, and what it names can be read to the last byte by a reader of this file's own
   retention  what a lease names, that lived when a collection began and still does, can be read when it ends
   recovery   when faults end, the newest version is stored and published everywhere, and the store is whole
@@ -383,7 +383,7 @@ class Site:
     """The fleet around a follower: which versions it has committed."""
 
     def __init__(self, world: World, trainer: Trainer, name: str):
-        self.world, self.trainer, self.name, self.committed = world, trainer, name, 0
+        self.world, self.trainer, self.name, self.committed, self.follower = world, trainer, name, 0, None
 
 
 class Publishing:
@@ -391,12 +391,8 @@ class Publishing:
 
     def __init__(self, site: Site, actor: Actor):
         self._site, self._actor = site, actor
-        self.attached, self.lineage = True, 0
+        self.attached, self.lineage, self.committed, self._accepted = True, 0, site.committed, 0
         self._session = SimpleNamespace(lineage=1)
-
-    @property
-    def committed(self) -> int:
-        return self._site.committed
 
     def bind(self, _config, _spec, metas):
         self._arrays = {meta.name: np.zeros(meta.shape, np.uint16 if meta.dtype == "BF16" else np.uint32) for meta in metas}
@@ -410,17 +406,18 @@ class Publishing:
 
     def publish(self, version: int, *, lineage: int, deadline: float):
         self._look(version)
-        if version <= self._site.committed:
-            self._site.world.violated(f"site {self._site.name} publishes {version} after {self._site.committed}")
+        if lineage != 1:
+            self._site.world.violated(f"site {self._site.name} begins lineage {lineage} with version {version}, and the trainer has one")
+        if version <= max(self._accepted, self._site.committed):
+            raise errors.StaleError(f"{version} is not newer", code="FAILED_PRECONDITION", reason="stale_version")
         draw, world = self._site.world.random.random(), self._site.world
         if draw < 0.05 and not world.calm:
             raise errors.WeightwireError("the fleet refuses it", code="ABORTED", reason="aborted")
         self.lineage = lineage
         self._actor.pause(world.random.uniform(0.1, 2.0))
         self._look(version)
-        self._site.committed = max(self._site.committed, version)
-        if draw < 0.1 and not world.calm:
-            raise errors.WeightwireError("nobody knows whether it was committed", code="UNAVAILABLE", reason="aborted")
+        self._site.committed = self._accepted = version
+        self._actor.pause(world.random.uniform(0.0, 0.2))
         return SimpleNamespace(wait_released=lambda _timeout: None)
 
     def _look(self, version: int) -> None:
@@ -480,11 +477,24 @@ class Simulation:
         made._store_all()
 
     def _follower(self, actor: Actor, site: Site) -> None:
-        made = follower_module.Follower(Reader(self.client(actor), workers=1), site.name, poll_seconds=1.0)
+        made = follower_module.Follower(Reader(self.client(actor), workers=1), site.name, coordinator=site.name, poll_seconds=1.0)
         made._stop = Waits(actor)
+        site.follower = made
         made._publisher_of_sim = lambda: Publishing(site, actor)
         _CURRENT[actor.thread] = made
         made.run()
+
+    @contextmanager
+    def _coordinator(self, name: str):
+        """Of a site; a follower asks it when its version was released. Now and then it does not answer."""
+        site = next(one for one in self.sites if one.name == name)
+
+        def wait_version(version: int, _timeout: float, lineage: int) -> None:
+            if self.world.random.random() < 0.05 and not self.world.calm:
+                raise errors.UnavailableError("the coordinator does not answer", code="UNAVAILABLE", reason="unavailable")
+            if site.committed < version:
+                self.world.violated(f"site {name} waits for {version}, which it has not committed")
+        yield SimpleNamespace(wait_version=wait_version)
 
     def _collector(self, actor: Actor) -> None:
         while True:
@@ -501,7 +511,9 @@ class Simulation:
                     raise Violation(f"{path} names {folder}, which was collected: {wrong}")
 
     def _is_recovered(self) -> bool:
-        return self.world.calm and self.store.latest[1] == self.trainer.version and all(site.committed == self.trainer.version for site in self.sites)
+        newest = self.trainer.version
+        return self.world.calm and self.store.latest[1] == newest and all(
+            site.committed == newest and site.follower._published is not None and site.follower._published.version == newest for site in self.sites)
 
     def _check_store(self) -> None:
         actor = SimpleNamespace(pause=lambda _seconds: None, dead=False)
@@ -519,6 +531,7 @@ class Simulation:
         stand_ins += [(module, "ThreadPoolExecutor", Inline) for module in (reading, uploading, follower_module)]
         stand_ins += [(writer_module, "planner_of", lambda _config, _wwctl: SimpleNamespace(layout=lambda _spec: LAYOUT.ranks)),
                       (uploading, "new_folder", lambda version: f"versions/{version:020d}-{self.world.random.randrange(16**12):012x}"),
+                      (follower_module, "Client", self._coordinator),
                       (follower_module, "Publisher", lambda **_: _CURRENT[threading.current_thread()]._publisher_of_sim())]
         before = [(module, name, getattr(module, name)) for module, name, _ in stand_ins]
         for module, name, value in stand_ins:
