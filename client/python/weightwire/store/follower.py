@@ -179,8 +179,8 @@ class Follower:
         last = self._published
         if last is not None and last.state == target.state and (last.site_lineage, last.version) == (newest, floor):
             return 0
-        if last is not None and (last.lineage, last.site_lineage, target.version) == (target.lineage, newest, floor) and last.version < floor:
-            return 0  # the last follower ended after it was committed, and before it said so
+        if last is not None and (last.lineage, last.site_lineage) == (target.lineage, newest) and last.version < target.version:
+            return 0  # the last follower ended after it, or a newer one, was committed, and before it said so
         if last is not None and (last.lineage, last.version) < (target.lineage, target.version):
             return newest + 1
         if last is None and target.lineage > newest:

@@ -135,7 +135,10 @@ def _keep(report: Kept, reader: Reader, manifests: Dict[str, Manifest], folders:
     wanted: Dict[str, str] = {}
     latest = reader.latest()
     if latest is not None:
-        wanted[latest.manifest.path.rsplit("/", 1)[0]] = "is the newest"
+        at = reader.manifest(latest.manifest)
+        while at.folder not in folders and at.base is not None:  # it came after the listing, and is made of what was the newest there
+            at = reader.manifest(at.base)
+        wanted[at.folder] = "is the newest"
     for folder in sorted(manifests, key=lambda f: manifests[f].order, reverse=True)[:keep]:
         wanted.setdefault(folder, f"is of the newest {keep}")
     for folder, inside in folders.items():

@@ -179,12 +179,13 @@ class Uploader:
                 if error.kind != "lost_race":
                     raise
                 now = self._reader.latest()  # a request that was repeated may have been ours
-                if now is None or now.order < manifest.order:
-                    self._latest = now  # somebody wrote an older one meanwhile
-                    continue
-                self._latest = now
-                if now.manifest == manifest.link:
+                base, self._latest = manifest.base, now
+                if now is not None and now.manifest == manifest.link:
                     return
+                # Of an older one that somebody wrote meanwhile a whole version is the next. Changes are only of what the pointer says:
+                # `gc` keeps that for whoever comes next.
+                if now is None or now.order < manifest.order and (base is None or base.path == now.manifest.path):
+                    continue
                 raise StoreError(f"{self._objects.url} has {now.manifest.path} now, and not {manifest.path}: another writer was faster",
                                  kind="lost_race", remedy="one writer for each store, or each with a prefix of its own") from error
         raise StoreError(f"{self._objects.at(LATEST)} cannot be written: each time it was another one than was read just before",
