@@ -9,7 +9,6 @@ import subprocess
 import sys
 import threading
 
-import numpy as np
 import pytest
 
 import ceph_server
@@ -20,7 +19,7 @@ from ceph_server import USER
 from content_oracle import root
 from store_server import BUCKET, KEYS, Proxy
 from store_sites import Site, holds, stepped, weights
-from test_store import DAMAGES, SMALL, Weights, damaged_and_gone_around, filled, killed_at_every_request, newest
+from test_store import DAMAGES, SMALL, damaged_and_gone_around, filled, killed_at_every_request, newest
 from weightwire.memory import TensorMeta
 from weightwire.store import Image, Layout, Objects, Reader, Signer, StoreError, TrustedKeys, Uploader, verify
 

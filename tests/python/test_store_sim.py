@@ -137,16 +137,86 @@ def _collects_what_is_written(patch) -> None:
     patch.setattr(store_sim, "gc", lambda reader, keep, grace_seconds: collect(reader, keep=keep, grace_seconds=-1.0))
 
 
-def _goes_back(patch) -> None:
-    """A follower takes whatever the pointer says, though it is older."""
-    def newest(self):
-        latest = self._reader.latest()
-        self._ask_what_is_published()
-        if latest is None or self._published is not None and latest.order == (self._published.lineage, self._published.version):
+def _passes_over_the_pointer(patch) -> None:
+    """A collection keeps the newest numbers, and not what the pointer says."""
+    keep = retention._keep
+
+    class Blind:
+        def __init__(self, reader):
+            self._reader, self.objects = reader, reader.objects
+
+        def latest(self):
             return None
-        return self._reader.manifest(latest.manifest)
-    patch.setattr(follower.Follower, "_newest", newest)
-    patch.setattr(follower.Follower, "_lineage_for", lambda self, target: 1)
+
+        def manifest(self, link):
+            return self._reader.manifest(link)
+    patch.setattr(retention, "_keep", lambda report, reader, *more: keep(report, Blind(reader), *more))
+
+
+def _changes_of_another(patch) -> None:
+    """A version may be changes of one that the pointer does not say any more (a fault of an earlier release)."""
+    point_to = uploading.Uploader._point_to
+    patch.setattr(uploading.Uploader, "_point_to", lambda self, manifest: point_to(self, uploading.replace(manifest, base=None)))
+
+
+def _collects_what_came_later(patch) -> None:
+    """What the pointer says, and the listing does not have, needs nothing (a fault of an earlier release)."""
+    keep = retention._keep
+
+    class Late:
+        def __init__(self, reader, folders):
+            self._reader, self._folders, self.objects = reader, folders, reader.objects
+
+        def latest(self):
+            found = self._reader.latest()
+            return found if found is not None and found.manifest.path.rsplit("/", 1)[0] in self._folders else None
+
+        def manifest(self, link):
+            return self._reader.manifest(link)
+    patch.setattr(retention, "_keep", lambda report, reader, manifests, folders, *more: keep(report, Late(reader, folders), manifests, folders, *more))
+
+
+def _layout_once(patch) -> None:
+    """A writer takes a layout that it has written for one that stays (a fault of an earlier release)."""
+    store = uploading.Uploader.store
+
+    def once(self, *arguments, **words):
+        self._layout_stored = getattr(self, "_was_stored", False)
+        put = self._objects.put
+
+        def noted(path, data):
+            done = put(path, data)
+            self._was_stored = self._was_stored or path.startswith("layouts/")
+            return done
+        self._objects.put = noted
+        try:
+            return store(self, *arguments, **words)
+        finally:
+            del self._objects.put
+    patch.setattr(uploading.Uploader, "_was_stored", False, raising=False)
+    patch.setattr(uploading.Uploader, "store", once)
+
+
+def _begins_a_lineage(patch) -> None:
+    """A follower that comes after one that was killed takes what that had published for an older lineage (a fault of an earlier release)."""
+    lineage_for = follower.Follower._lineage_for
+
+    def begins(self, target):
+        last, publisher = self._published, self._publishers[0]
+        if not publisher.lineage and last is not None and last.version < target.version <= publisher.committed:
+            return publisher._session.lineage + 1
+        return lineage_for(self, target)
+    patch.setattr(follower.Follower, "_lineage_for", begins)
+
+
+def _publishes_twice(patch) -> None:
+    """A version that was released, and whose commit nobody could tell, is published again (a fault of an earlier release)."""
+    release = follower.Follower._release
+
+    def again(self, target, lineage):
+        self._released = None
+        release(self, target, lineage)
+    patch.setattr(follower.Follower, "_release", again)
 
 
 def _half_applied(patch) -> None:
@@ -189,7 +259,8 @@ def _gives_up(patch) -> None:
 
 PLANTED = {plant.__name__.strip("_"): plant for plant in (
     _overwrites, _pointer_first, _manifest_first, _nothing_compared, _one_folder, _stale_base, _collects_leased, _collects_chains,
-    _collects_what_is_written, _goes_back, _half_applied, _needs_a_named_anchor, _gives_up)}
+    _collects_what_is_written, _passes_over_the_pointer, _changes_of_another, _collects_what_came_later, _layout_once,
+    _begins_a_lineage, _publishes_twice, _half_applied, _needs_a_named_anchor, _gives_up)}
 
 
 def caught(name: str, patch) -> tuple[int, str]:

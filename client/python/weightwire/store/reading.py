@@ -229,7 +229,8 @@ class Reader:
                                  remedy="see who writes to this store")
             return anchor
         except StoreError as error:
-            return self._avoid(link.path, error)
+            self._avoid(link.path, error)
+            return None
 
     def own_anchor(self, at: Manifest) -> Optional[Manifest]:
         """The anchor that lies beside a version, which newer ones name, and it cannot. None: there is none that is whole."""
@@ -239,7 +240,8 @@ class Reader:
         try:
             return self._beside(at, {path: self.manifest_at(path).link})
         except StoreError as error:
-            return self._avoid(path, error)
+            self._avoid(path, error)
+            return None
 
     def _avoid(self, path: str, error: StoreError) -> None:
         if error.kind not in ("missing", "damaged", "signature"):
