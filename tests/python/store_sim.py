@@ -281,6 +281,9 @@ class Client:
         with self._call(path):
             return self._store.write(path, data)
 
+    def check_conditions(self) -> None:
+        pass
+
     def put_if(self, path: str, data: bytes, etag: str | None) -> str:
         with self._call(path):
             kept = self._store.objects.get(path)

@@ -156,7 +156,10 @@ def test_a_store_that_passes_over_conditions_is_refused_before_a_version_is_lost
         with pytest.raises(StoreError, match="does not keep to conditions") as refused:
             filled(url, 1)
         assert refused.value.kind == "refused" and "What a store must do" in refused.value.remedy
-        assert Reader(Objects(url)).latest() is None and not list(Objects(url).list("leases"))
+        assert not [found.path for folder in ("versions", "layouts", "leases") for found in Objects(url).list(folder)]
+        with pytest.raises(StoreError, match="does not keep to conditions"):
+            Objects(url).put_if("barriers/decision.json", b"x", None)
+        assert Objects(url).find("barriers/decision.json") is None
     finally:
         proxy.stop()
 

@@ -150,12 +150,19 @@ class Objects:
     def put_if(self, path: str, data: bytes, etag: Optional[str]) -> str:
         """The same if the object has this ETag, or, None, if there is none. StoreError `lost_race`: it has another one, or a
         request that was repeated had succeeded: who gets it reads the object. `refused`: this store does not keep to conditions."""
-        if self._folder is None:
-            with self._conditions:
-                if self._condition is None:
-                    self._condition = self._condition_that_is_kept()
-            return self._put(path, data, "create" if etag is None else self._condition(etag))
-        return self._put(path, data, "create") if etag is None else self._replace(self._folder, path, data, etag)
+        if self._folder is not None:
+            return self._put(path, data, "create") if etag is None else self._replace(self._folder, path, data, etag)
+        condition = self.check_conditions()
+        return self._put(path, data, "create" if etag is None else condition(etag))
+
+    def check_conditions(self) -> "_Condition":
+        """Asks the store, once, whether it keeps to conditions of a write; how it is told one. StoreError `refused`: it does not."""
+        if self._folder is not None:
+            return self._as_it_is
+        with self._conditions:
+            if self._condition is None:
+                self._condition = self._condition_that_is_kept()
+            return self._condition
 
     def _condition_that_is_kept(self) -> "_Condition":
         """How this store is told a condition. S3 servers differ: some pass over it without a word, and then of two writers each would

@@ -93,6 +93,7 @@ class Uploader:
         if (lineage, version) <= self.newest:
             raise StoreError(f"version {version} of lineage {lineage} is not newer than {self.newest[1]} of {self.newest[0]}, which "
                              f"{self._objects.url} has", kind="refused", remedy="versions of a store only grow")
+        self._objects.check_conditions()  # before bytes move
         if not self._layout_stored:
             self._objects.put(Layout.path(self._layout.digest), self._layout.text())
         self._layout_stored = False  # until a version needs it `gc` may collect it, so that it is written anew for the next attempt
