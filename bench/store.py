@@ -8,8 +8,8 @@ whose limit is --limit-mib (needs root); more would be the end of it.
 bare-put, bare-get   obstore alone, objects of 64 MiB of the same bytes, as many at a time; no coding, no digests
 anchor, delta        the writer's part: every block coded, two digests; 3 per cent of the elements changed
 load                 the follower's part of the anchor: fetched, both digests compared, decoded
---url file:///DIR    a folder, where bytes are mostly zeros, so that they fit; without it an S3 server of this file, of HTTP alone,
-                     that keeps equal objects once. It takes part of the same cores.
+--url file:///DIR    a folder; without it an S3 server of this file, of HTTP alone, that keeps equal objects once. It takes part of the
+                     same cores.
 """
 
 from __future__ import annotations
@@ -147,8 +147,7 @@ def work(args: argparse.Namespace) -> None:
     count = max(1, round(args.gb * 1e9 / _WINDOW))
     metas = tuple(TensorMeta(f"t{number}", "BF16", (_WINDOW // 2,)) for number in range(count))
     layout, objects = Layout("hf", "{}", (metas,), _PART), Objects(args.url)
-    share = 0.02 if args.url.startswith("file:") else 1.0
-    first = window(1, share)
+    first = window(1, args.share)
     data = np.frombuffer(mmap.mmap(first, _WINDOW), np.uint16)
     peak, number, started = Peak(), count * (_WINDOW // _PART), 0.0
     if args.work.startswith("bare"):
@@ -208,6 +207,7 @@ def main() -> int:
     parser.add_argument("--binary", required=True, help="path of weightwired")
     parser.add_argument("--gb", type=float, default=100, help="of weights [100]")
     parser.add_argument("--bare-gb", type=float, default=20, help="of the bare client [20]")
+    parser.add_argument("--share", type=float, default=0.02, help="of the elements that are not 0 [0.02]; 1: they hardly get shorter")
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--limit-mib", type=int, default=3072, help="memory of the writer, and of the reader [3072]")
     parser.add_argument("--url", help="file:///DIR, which is emptied; without, the S3 server of this file")
@@ -227,7 +227,7 @@ def main() -> int:
         for name in ("bare-put", "bare-get", "anchor", "load", "delta"):
             gb = args.bare_gb if name.startswith("bare") else args.gb
             found, most = in_group(args.limit_mib << 20, [sys.executable, __file__, "--binary", args.binary, "--work", name, "--gb", str(gb), "--url", url,
-                                                          "--workers", str(args.workers)], env)
+                                                          "--workers", str(args.workers), "--share", str(args.share)], env)
             rows.append({"name": name, "rounds": 1, "checked": name == "load", "bytes": found["bytes"], "moved": found["moved"],
                          "anonymous_peak": found["anonymous"], "cgroup_peak": most,
                          **{f"seconds_{which}": found["seconds"] for which in ("median", "min", "max")}})
@@ -240,7 +240,7 @@ def main() -> int:
             server.wait()
     speed = {row["name"]: row["bytes"] / row["seconds_median"] for row in rows}
     print(f"  anchor {speed['anchor'] / speed['bare-put']:.2f} of the bare client's speed, load {speed['load'] / speed['bare-get']:.2f}")
-    write(args, f"{args.gb:g} GB through a store", rows, about={"url": "file" if args.url else "s3", "workers": args.workers})
+    write(args, f"{args.gb:g} GB through a store", rows, about={"url": "file" if args.url else "s3", "workers": args.workers, "share": args.share})
     return 0
 
 

@@ -223,10 +223,10 @@ class Client:
 
     url = "sim://store"
 
-    def __init__(self, store: Store, actor: Actor, faults: float, kills: float):
-        """Shares of calls that fail, and at which the actor is killed."""
+    def __init__(self, store: Store, actor: Actor, faults: float, kills: float, slow: float = 1.0):
+        """Shares of calls that fail, and at which the actor is killed; by how much its calls are slower than those of others."""
         self._store, self._actor, self._faults, self._kills = store, actor, faults, kills
-        self._random = store.world.random
+        self._random, self._slow = store.world.random, slow
 
     def at(self, path: str) -> str:
         return f"{self.url}/{path}"
@@ -235,7 +235,7 @@ class Client:
     def _call(self, path: str):
         """Yields whether the answer is lost; the call itself happens inside. Raises instead of it, or after it."""
         world, draw = self._store.world, self._random
-        self._actor.pause(draw.uniform(0.001, 0.2))
+        self._actor.pause(self._slow * draw.uniform(0.001, 0.2))
         chance, kill = (1.0, 1.0) if world.calm else (draw.random(), draw.random())
         if kill < self._kills / 2:
             self._die()
@@ -442,7 +442,7 @@ class Simulation:
         self.writers = draw.choice((1, 1, 2))
 
     def client(self, actor: Actor) -> Client:
-        return Client(self.store, actor, self.faults, self.kills)
+        return Client(self.store, actor, self.faults, self.kills, self.world.random.choice((1, 1, 1, 30)))
 
     def run(self) -> int:
         """The calls that it took."""

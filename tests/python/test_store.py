@@ -206,6 +206,47 @@ def test_a_base_whose_named_anchor_was_collected_is_one_by_the_anchor_beside_it(
     assert weights.are(image, 4)
 
 
+def test_an_anchor_that_no_version_names_is_a_way_to_all_after_it(tmp_path, monkeypatch):
+    """As when its writer did not hear that it had been written; what came before it is collected."""
+    url = f"file://{tmp_path}/store"
+    weights, uploader = filled(url, 3)
+    put = Objects.put
+
+    def unheard(self, path, data):
+        put(self, path, data)
+        if path.endswith("anchor.json"):
+            raise StoreError(path, kind="unavailable")
+    with monkeypatch.context() as patch:
+        patch.setattr(Objects, "put", unheard)
+        with pytest.raises(StoreError):
+            uploader.put_anchor(weights.base)
+    for version in (4, 5):
+        weights.store(uploader, version)
+        weights.step()
+    assert len(gc(Reader(Objects(url)), keep=1).deleted) == 2
+    reader, image = Reader(Objects(url)), Image.empty(SMALL)
+    assert newest(reader).anchor.version == 1
+    assert reader.load(newest(reader), image).steps == 3
+    assert weights.are(image, 5)
+
+
+def test_what_the_pointer_does_not_say_yet_is_not_collected(tmp_path):
+    """The manifest of 4 is written, and the pointer to it comes later; of another writer 5 came to nothing."""
+    url = f"file://{tmp_path}/store"
+    weights, uploader = filled(url, 3, anchor_every=1)
+    point_to, late = uploader._point_to, []
+    uploader._point_to = late.append
+    for version in (4, 5):
+        weights.versions[version] = [[flat.tobytes() for flat in flats] for flats in weights.image.flats]
+        uploader.head, uploader._latest = newest(Reader(Objects(url))), Reader(Objects(url)).latest()
+        uploader.store(version, 1, weights.image, weights.base)
+    assert sorted(int(folder.split("/")[1][:20]) for folder in gc(Reader(Objects(url)), keep=1).deleted) == [1, 2]
+    point_to(late[0])
+    reader, image = Reader(Objects(url)), Image.empty(SMALL)
+    reader.load(newest(reader), image)
+    assert weights.are(image, 4)
+
+
 def test_a_layout_that_was_collected_before_its_first_version_is_written_again(tmp_path, monkeypatch):
     url = f"file://{tmp_path}/store"
     weights, uploader, put_if = Weights(), Uploader(Reader(Objects(url)), SMALL), Objects.put_if

@@ -125,7 +125,7 @@ def _collects_leased(patch) -> None:
 
 def _collects_chains(patch) -> None:
     """What the versions that are kept are made of is not kept."""
-    def keep(report, reader, manifests, folders, now, keep, keep_seconds):
+    def keep(report, reader, manifests, folders, now, keep, *_more):
         for folder in sorted(manifests, key=lambda f: manifests[f].order, reverse=True)[:keep]:
             report.kept[folder] = "is one of the newest"
     patch.setattr(retention, "_keep", keep)

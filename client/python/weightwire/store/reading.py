@@ -204,8 +204,8 @@ class Reader:
                     raise
                 wrong = error  # it was collected, or is damaged; an anchor after it is as good
                 break
-        if best is None and target.kind == "delta" and (anchor := self.own_anchor(target)) is not None:
-            best = [anchor]
+        if best is None:
+            best = self._by_an_unnamed_anchor([*chain, at])
         if best is None:
             if wrong is None and (found := self._avoided.get(f"{target.folder}/{ANCHOR}")) is not None:
                 wrong, is_told = found, True
@@ -215,6 +215,14 @@ class Reader:
             raise StoreError(f"{self.objects.at(target.path)}: no anchor leads to {target.name}", kind="missing",
                              remedy="take a newer version, or wait for the writer's next anchor") from wrong
         return best
+
+    def _by_an_unnamed_anchor(self, chain: Sequence[Manifest]) -> Optional[List[Manifest]]:
+        """The way to the first of a chain, newest first, by an anchor that lies beside one of them and that the newest does not name:
+        whoever wrote it did not learn that it was written. `gc` takes it for one, too."""
+        for place, at in enumerate(chain):
+            if at.kind == "delta" and (anchor := self.own_anchor(at)) is not None:
+                return [anchor, *chain[:place][::-1]]
+        return None
 
     def _beside(self, at: Manifest, anchors: Mapping[str, Link]) -> Optional[Manifest]:
         """The anchor of the same version, where a newer manifest names it. None: it is not named, or it is damaged or was collected,

@@ -106,7 +106,7 @@ def gc(reader: Reader, *, keep: int = 8, keep_seconds: float = 0.0, grace_second
                 if error.kind in ("unavailable", "denied"):
                     raise
                 report.unknown[folder] = str(error)
-    _keep(report, reader, manifests, folders, now, keep, keep_seconds)
+    _keep(report, reader, manifests, folders, now, keep, keep_seconds, grace_seconds)
     doomed = sorted((folder for folder in manifests if folder not in report.kept), key=lambda f: manifests[f].order, reverse=True)
     for folder, inside in folders.items():
         if folder not in manifests and folder not in report.unknown:
@@ -131,7 +131,7 @@ def gc(reader: Reader, *, keep: int = 8, keep_seconds: float = 0.0, grace_second
 
 
 def _keep(report: Kept, reader: Reader, manifests: Dict[str, Manifest], folders: Dict[str, List[Found]], now: datetime, keep: int,
-          keep_seconds: float) -> None:
+          keep_seconds: float, grace_seconds: float) -> None:
     wanted: Dict[str, str] = {}
     latest = reader.latest()
     if latest is not None:
@@ -144,6 +144,9 @@ def _keep(report: Kept, reader: Reader, manifests: Dict[str, Manifest], folders:
     for folder, inside in folders.items():
         if now - max(found.modified for found in inside) < timedelta(seconds=keep_seconds):
             wanted.setdefault(folder, f"is younger than {keep_seconds:g} s")
+    for folder, manifest in manifests.items():
+        if (latest is None or manifest.order > latest.order) and now - max(found.modified for found in folders[folder]) <= timedelta(seconds=grace_seconds):
+            wanted.setdefault(folder, "the pointer will say it, perhaps")
     for name, holds in _leases(reader.objects, now).items():
         for folder in holds:
             wanted.setdefault(folder, f"is read by {name}")
