@@ -123,18 +123,23 @@ class Ceph:
                                                stdout=self._log, stderr=self._log)
 
     def start_disk(self) -> None:
+        """Returns when it is up."""
+        self.ceph("osd", "down", "0")  # else one that was killed counts as up for a while
         self.start("ceph-osd", "-i", "0")
-        until("the disk is up", lambda: " 1 up" in self.ceph("osd", "stat"), _PATIENCE)
+        until("the disk is up", lambda: self._lives("ceph-osd") and " 1 up" in self.ceph("osd", "stat"), _PATIENCE)
 
     def start_gateway(self) -> None:
         """Returns when it answers."""
         self.start("radosgw", "-n", "client.admin")
         until("the gateway answers", self.answers, _PATIENCE)
 
+    def _lives(self, name: str) -> bool:
+        if (code := self._running[name].poll()) is not None:
+            raise AssertionError(f"{name} ended ({code}):\n{self.said()}")
+        return True
+
     def answers(self) -> bool:
-        if (code := self._running["radosgw"].poll()) is not None:
-            raise AssertionError(f"radosgw ended ({code}):\n{self.said()}")
-        return subprocess.run([*self._prefix, "curl", "-s", "-m", "5", "-o", "/dev/null", self.endpoint]).returncode == 0
+        return self._lives("radosgw") and subprocess.run([*self._prefix, "curl", "-s", "-m", "5", "-o", "/dev/null", self.endpoint]).returncode == 0
 
     def kill(self, name: str) -> None:
         """SIGKILL; `name` is the program."""

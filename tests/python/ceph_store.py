@@ -188,13 +188,14 @@ def test_a_server_that_is_killed_while_a_version_is_stored_holds_it_up_and_no_mo
     made, _ = filled(url, 1)
     chance = random.Random(5)
     for version in range(2, 6):
-        left, killed = [chance.randrange(9)], threading.Event()
+        left, reached, killed = [chance.randrange(9)], threading.Event(), threading.Event()
 
-        def fault(method: str, path: str, left=left, killed=killed):
+        def fault(method: str, path: str, left=left, reached=reached, killed=killed):
             left[0] -= method == "PUT"
-            if left[0] < 0 and not killed.is_set():
-                killed.set()
+            if left[0] < 0 and not reached.is_set():
+                reached.set()
                 s3.kill(server)
+                killed.set()
                 if server == "radosgw":
                     return 503, "SlowDown"  # who was connected to it would see the connection end
             return None
