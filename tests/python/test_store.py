@@ -148,6 +148,19 @@ def test_a_second_writer_is_noticed_and_what_the_first_had_is_no_version(url):
         uploader.store(6, 1, weights.image, weights.base)
 
 
+def test_changes_of_a_version_that_the_pointer_does_not_say_any_more_are_not_stored(url):
+    """What they are changes of may be collected at any time; a whole version is made of nothing."""
+    weights, uploader = filled(url, 3)
+    other = Uploader(Reader(Objects(url)), SMALL)
+    other.adopt()
+    other.store(4, 1, weights.base, None)
+    with pytest.raises(StoreError, match="another writer") as lost:
+        uploader.store(5, 1, weights.image, weights.base)
+    assert lost.value.kind == "lost_race" and Reader(Objects(url)).latest().order == (1, 4)
+    uploader.store(6, 1, weights.image, None)
+    assert Reader(Objects(url)).latest().order == (1, 6)
+
+
 @pytest.mark.parametrize("header", ["if-match", "if-none-match"])
 def test_a_store_that_passes_over_conditions_is_refused_before_a_version_is_lost(s3, tmp_path, header):
     proxy = Proxy(s3.endpoint, edit=lambda headers: headers.pop(header, None))

@@ -137,18 +137,6 @@ def _collects_what_is_written(patch) -> None:
     patch.setattr(store_sim, "gc", lambda reader, keep, grace_seconds: collect(reader, keep=keep, grace_seconds=-1.0))
 
 
-def _collects_what_the_pointer_will_say(patch) -> None:
-    """A manifest that is there, and that the pointer does not say yet, is one among others (a fault of an earlier release)."""
-    keep = retention._keep
-    patch.setattr(retention, "_keep", lambda *arguments: keep(*arguments[:-1], -1.0))
-
-
-def _changes_of_another(patch) -> None:
-    """A version may be changes of one that the pointer does not say any more (a fault of an earlier release)."""
-    point_to = uploading.Uploader._point_to
-    patch.setattr(uploading.Uploader, "_point_to", lambda self, manifest: point_to(self, uploading.replace(manifest, base=None)))
-
-
 def _collects_what_came_later(patch) -> None:
     """What the pointer says, and the listing does not have, needs nothing (a fault of an earlier release)."""
     keep = retention._keep
@@ -249,7 +237,7 @@ def _gives_up(patch) -> None:
 
 PLANTED = {plant.__name__.strip("_"): plant for plant in (
     _overwrites, _pointer_first, _manifest_first, _nothing_compared, _one_folder, _stale_base, _collects_leased, _collects_chains,
-    _collects_what_is_written, _collects_what_the_pointer_will_say, _changes_of_another, _collects_what_came_later, _layout_once,
+    _collects_what_is_written,  _collects_what_came_later, _layout_once,
     _begins_a_lineage, _publishes_twice, _half_applied, _needs_a_named_anchor, _gives_up)}
 
 
