@@ -38,10 +38,11 @@ def killed_at(number: int, when: str) -> None:
             left[0] -= 1
             if left[0] == 0 and when == "before":
                 os.kill(os.getpid(), signal.SIGKILL)
-            done = function(*arguments, **words)
-            if left[0] == 0:
-                os.kill(os.getpid(), signal.SIGKILL)
-            return done
+            try:
+                return function(*arguments, **words)
+            finally:
+                if left[0] == 0:
+                    os.kill(os.getpid(), signal.SIGKILL)
         return wrapped
     Objects._put, Objects._replace = deadly(Objects._put), deadly(Objects._replace)
 

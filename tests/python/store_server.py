@@ -34,9 +34,9 @@ def error_body(code: str) -> bytes:
 
 class Proxy:
     """Before `endpoint`. `fault(method, path)` says what becomes of a request: None, it is passed on; (status, code), it is answered
-    so; and with a third word "after", it is passed on first, and its answer is lost."""
+    so; and with a third word "after", it is passed on first, and its answer is lost. `edit(headers)` changes what is passed on."""
 
-    def __init__(self, endpoint: str, fault):
+    def __init__(self, endpoint: str, fault=lambda method, path: None, edit=lambda headers: None):
         proxy = self
         self.fault, self.requests, self.faults = fault, 0, 0
         host = endpoint.removeprefix("http://")
@@ -54,7 +54,9 @@ class Proxy:
                 proxy.faults += fault is not None
                 if fault is None or "after" in fault:
                     upstream = http.client.HTTPConnection(host, timeout=30)
-                    upstream.request(self.command, self.path, body, dict(self.headers.items()))
+                    headers = {name.lower(): value for name, value in self.headers.items()}
+                    edit(headers)
+                    upstream.request(self.command, self.path, body, headers)
                     answer = upstream.getresponse()
                     status, headers, data = answer.status, answer.getheaders(), answer.read()
                     upstream.close()

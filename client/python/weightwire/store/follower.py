@@ -64,6 +64,7 @@ class Follower:
         self._layout: Optional[Layout] = None
         self._published: Optional[Published] = None
         self._known = False  # whether `_published` was asked for
+        self._released: Optional[str] = None  # path of what the publishers have released, and is not known to be served
         self._passed: Optional[str] = None  # path of a manifest that the barrier decided against
         self._stop = threading.Event()
         self._lease = Lease(reader.objects, f"reader-{site}")
@@ -143,7 +144,9 @@ class Follower:
         lineage = self._lineage_for(target)
         if lineage == 0:
             self.figures.done(target.lineage, target.version, "same", "read", 0, 0)
-            self._published = self._published or Published(target.state, target.version, target.lineage, 0)
+            last = self._published
+            if last is None or (last.lineage, last.version) < target.order:
+                self._published = Published(target.state, target.version, target.lineage, last.site_lineage if last is not None else 0)
             return
         loaded = self._reader.load(target, image, self._on_progress)
         kind = "anchor" if loaded.manifest.kind == "anchor" or (loaded.steps and not held) else "delta"
@@ -156,7 +159,7 @@ class Follower:
                 self.figures.failed(error, "barrier")
                 log.warning("%s", error)
             return
-        self._release(target.version, lineage)
+        self._release(target, lineage)
         site_lineage = self._publishers[0].lineage
         self._published = Published(target.state, target.version, target.lineage, site_lineage)
         self._tell(target.link, site_lineage)
@@ -176,6 +179,8 @@ class Follower:
         last = self._published
         if last is not None and last.state == target.state and (last.site_lineage, last.version) == (newest, floor):
             return 0
+        if last is not None and (last.lineage, last.site_lineage) == (target.lineage, newest) and last.version < target.version:
+            return 0  # the last follower ended after it, or a newer one, was committed, and before it said so
         if last is not None and (last.lineage, last.version) < (target.lineage, target.version):
             return newest + 1
         if last is None and target.lineage > newest:
@@ -189,21 +194,24 @@ class Follower:
         last = self._published
         return bool(self._publishers[0].lineage) and last is not None and target.version <= last.version
 
-    def _release(self, version: int, lineage: int) -> None:
-        """Publishes what the image holds; returns when it may change again."""
+    def _release(self, target: Manifest, lineage: int) -> None:
+        """Publishes what the image holds; returns when it may change again. What was released before, and nobody could say whether it
+        is served, is not published again: that would be refused."""
         end = time.monotonic() + self._deadline
-        releases = [publisher.publish(version, lineage=lineage, deadline=self._deadline) for publisher in self._publishers]
-        for release in releases:
-            while True:
-                try:
-                    release.wait_released(min(1.0, max(0.01, end - time.monotonic())))
-                    break
-                except errors.DeadlineError:
-                    if time.monotonic() >= end or self._stop.is_set():
-                        raise
+        if self._released != target.path:
+            releases = [publisher.publish(target.version, lineage=lineage, deadline=self._deadline) for publisher in self._publishers]
+            for release in releases:
+                while True:
+                    try:
+                        release.wait_released(min(1.0, max(0.01, end - time.monotonic())))
+                        break
+                    except errors.DeadlineError:
+                        if time.monotonic() >= end or self._stop.is_set():
+                            raise
+            self._released = target.path
         if self._coordinator is not None:
             with Client(self._coordinator) as client:
-                client.wait_version(version, max(0.0, end - time.monotonic()), lineage=self._publishers[0].lineage)
+                client.wait_version(target.version, max(0.0, end - time.monotonic()), lineage=self._publishers[0].lineage)
 
     def _reclaim(self) -> None:
         """Before bytes change, nobody reads them. WeightwireError: the agent does not say so."""
@@ -235,7 +243,7 @@ class Follower:
         return image
 
     def _close_publishers(self) -> None:
-        closing, self._publishers, self._image = self._publishers, [], None
+        closing, self._publishers, self._image, self._released = self._publishers, [], None, None
         if closing:
             with ThreadPoolExecutor(len(closing)) as pool:  # together: a rank alone is a lost one
                 list(pool.map(Publisher.close, closing))

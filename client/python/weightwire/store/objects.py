@@ -8,16 +8,19 @@ from __future__ import annotations
 import fcntl
 import os
 import secrets
+import threading
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from pathlib import Path
-from typing import Any, Dict, Iterator, List, Optional, Sequence, Tuple
+from typing import Any, Callable, Dict, Iterator, List, Optional, Sequence, Tuple
 from urllib.parse import parse_qs, unquote, urlsplit
 
 from weightwire.errors import WeightwireError
 
 #: Of one object that is read whole: what a pointer, a manifest or a layout may have.
 SMALL_BYTES_MAX = 256 << 20
+#: Begins the names of objects that are there for a moment, to see whether a store keeps to conditions of a write. Followers may write there.
+PROBES = "leases/conditions-"
 _EXTRA = "pip install 'weightwire[store]'"
 
 
@@ -54,6 +57,7 @@ class Found:
     bytes: int
     #: By the store's own clock.
     modified: datetime
+    #: What a conditional write names: the ETag; in Google's storage the generation.
     etag: str
 
 
@@ -69,6 +73,8 @@ class Objects:
         except ImportError as error:
             raise StoreError(f"{url}: object stores need the package obstore: {error}", kind="refused", remedy=_EXTRA) from None
         self._io, self._errors = obstore, exceptions
+        self._conditions = threading.Lock()
+        self._condition: Optional[_Condition] = None
         self._retry_seconds, self._timeout = retry_seconds, timeout
         parts = urlsplit(url)
         query = parse_qs(parts.query)
@@ -77,6 +83,7 @@ class Objects:
         #: Without options, for people and for keys.
         self.url = f"{parts.scheme}://{parts.netloc}{parts.path}".rstrip("/")
         self._folder: Optional[Path] = None
+        self._tag = "version" if parts.scheme == "gs" else "e_tag"
         if parts.scheme == "file" and parts.netloc in ("", "localhost") and parts.path.strip("/"):
             self._folder = Path(unquote(parts.path))
             try:
@@ -117,7 +124,7 @@ class Objects:
         """An object whole, as something with the buffer protocol. StoreError: it is not there, or longer than that."""
         try:
             got = self._io.get(self._store, path)
-            found = _found(got.meta)
+            found = self._found(got.meta)
             if found.bytes > bytes_max:
                 raise StoreError(f"{self.at(path)} has {found.bytes} bytes, at most {bytes_max} were expected", kind="damaged",
                                  remedy="something else was written there: see who writes to this store")
@@ -130,7 +137,7 @@ class Objects:
     def find(self, path: str) -> Optional[Found]:
         """None: it is not there."""
         try:
-            return _found(self._io.head(self._store, path))
+            return self._found(self._io.head(self._store, path))
         except FileNotFoundError:
             return None
         except Exception as error:
@@ -142,15 +149,67 @@ class Objects:
 
     def put_if(self, path: str, data: bytes, etag: Optional[str]) -> str:
         """The same if the object has this ETag, or, None, if there is none. StoreError `lost_race`: it has another one, or a
-        request that was repeated had succeeded: who gets it reads the object."""
-        if self._folder is not None and etag is not None:
-            return self._replace(self._folder, path, data, etag)
-        return self._put(path, data, "create" if etag is None else {"e_tag": etag})
+        request that was repeated had succeeded: who gets it reads the object. `refused`: this store does not keep to conditions."""
+        if self._folder is not None:
+            return self._put(path, data, "create") if etag is None else self._replace(self._folder, path, data, etag)
+        condition = self.check_conditions()
+        return self._put(path, data, "create" if etag is None else condition(etag))
+
+    def check_conditions(self) -> "_Condition":
+        """Asks the store, once, whether it keeps to conditions of a write; how it is told one. StoreError `refused`: it does not."""
+        if self._folder is not None:
+            return self._as_it_is
+        with self._conditions:
+            if self._condition is None:
+                self._condition = self._condition_that_is_kept()
+            return self._condition
+
+    def _condition_that_is_kept(self) -> "_Condition":
+        """How this store is told a condition. S3 servers differ: some pass over it without a word, and then of two writers each would
+        overwrite what the other wrote; Ceph 16 compares an ETag with its quotes, which no object has. So it is tried once, before
+        anything depends on it, with an object of no meaning."""
+        path = f"{PROBES}{secrets.token_hex(6)}"
+        self.put(path, b"0")
+        try:
+            if self._wins(path, "create"):
+                raise self._keeps_no_condition("a write that must find nothing has overwritten an object")
+            for condition in (self._as_it_is, self._without_quotes):
+                if self._wins(path, condition(_NO_VERSION if self._tag == "version" else _NO_ETAG)):
+                    raise self._keeps_no_condition("a write on condition of another ETag has overwritten an object")
+                found = self.find(path)
+                if found is not None and self._wins(path, condition(found.etag)):
+                    return condition
+            raise self._keeps_no_condition("a write on condition of the ETag that the object has is refused")
+        finally:
+            try:
+                self.delete([path])
+            except StoreError:
+                pass  # `gc` collects it
+
+    def _wins(self, path: str, mode: Any) -> bool:
+        said = secrets.token_bytes(16)
+        try:
+            self._put(path, said, mode)
+            return True
+        except StoreError as error:
+            if error.kind != "lost_race":
+                raise
+            return bytes(self.get(path)[0]) == said  # it was repeated, and the first one had won
+
+    def _keeps_no_condition(self, how: str) -> StoreError:
+        return StoreError(f"{self.url}: this store does not keep to conditions of a write: {how}", kind="refused",
+                          remedy="a writer needs them for latest.json, and a barrier for its decision: see docs/regions.md, What a store must do")
+
+    def _as_it_is(self, etag: str) -> Dict[str, str]:
+        return {self._tag: etag}
+
+    def _without_quotes(self, etag: str) -> Dict[str, str]:
+        return {self._tag: etag.strip('"')}
 
     def _put(self, path: str, data: Any, mode: Any) -> str:
         try:
             done = self._io.put(self._store, path, data, mode=mode, use_multipart=False)
-            return str(done["e_tag"] or "")
+            return str(done[self._tag] or "")
         except Exception as error:
             raise self._error(error, path) from error
 
@@ -181,7 +240,7 @@ class Objects:
         """All objects below a folder, in the order of their paths."""
         try:
             for page in self._io.list(self._store, folder.rstrip("/") + "/", chunk_size=1000):
-                yield from sorted((_found(meta) for meta in page if not meta["path"].rsplit("/", 1)[-1].startswith(".")),
+                yield from sorted((self._found(meta) for meta in page if not meta["path"].rsplit("/", 1)[-1].startswith(".")),
                                   key=lambda found: found.path)
         except Exception as error:
             raise self._error(error, folder) from error
@@ -208,6 +267,9 @@ class Objects:
         except Exception as error:
             raise self._error(error, paths[0] if paths else "") from error
 
+    def _found(self, meta: Any) -> Found:
+        return Found(str(meta["path"]), int(meta["size"]), meta["last_modified"], str(meta[self._tag] or ""))
+
     def at(self, path: str) -> str:
         """For people."""
         return f"{self.url}/{path}"
@@ -219,21 +281,26 @@ class Objects:
             return StoreError(f"{where}: not found: {text}", kind="missing", remedy="`wwctl store ls` says what the store has")
         if isinstance(error, (self._errors.AlreadyExistsError, self._errors.PreconditionError, FileExistsError)):
             return StoreError(f"{where} was written by somebody else", kind="lost_race")
+        # Before what follows: Ceph says 403 when a quota is reached.
+        if any(word in text for word in ("No space left", "QuotaExceeded", "Disk quota", "XMinioStorageFull", "InsufficientStorage")):
+            return StoreError(f"{where}: {text}", kind="full", remedy="`wwctl store gc`, or make room")
         if isinstance(error, (self._errors.PermissionDeniedError, self._errors.UnauthenticatedError, PermissionError)) or any(
                 word in text for word in ("ExpiredToken", "InvalidAccessKeyId", "SignatureDoesNotMatch", "RequestTimeTooSkewed",
                                           "InvalidToken", "credential", "TokenRefreshRequired")):
             return StoreError(f"{where}: {text}", kind="denied",
                               remedy="see the credentials (docs/regions.md, Credentials), their end, and this host's clock")
-        if any(word in text for word in ("No space left", "QuotaExceeded", "Disk quota", "XMinioStorageFull", "InsufficientStorage")):
-            return StoreError(f"{where}: {text}", kind="full", remedy="`wwctl store gc`, or make room")
         if isinstance(error, (self._errors.InvalidPathError, self._errors.UnknownConfigurationKeyError)):
             return StoreError(f"{where}: {text}", kind="refused")
+        if "<Code>NotImplemented" in text:
+            return StoreError(f"{where}: this store does not know what was asked for: {text}", kind="refused",
+                              remedy="see docs/regions.md, What a store must do")
         return StoreError(f"{where}: {text}", kind="unavailable",
                           remedy=f"it was tried for {self._retry_seconds:g} s; is the store up, and is this its address?")
 
 
-def _found(meta: Any) -> Found:
-    return Found(str(meta["path"]), int(meta["size"]), meta["last_modified"], str(meta["e_tag"] or ""))
+#: What no object has.
+_NO_ETAG, _NO_VERSION = f'"{"0" * 32}"', "1"
+_Condition = Callable[[str], Dict[str, str]]
 
 
 def _from_profile(endpoint: Optional[str]) -> Any:

@@ -141,7 +141,9 @@ def _unpack(body: Bits, piece: Bits, where: str) -> None:
         raise _damaged(where, str(error)) from error
     if made.nbytes != piece.nbytes:
         raise _damaged(where, f"a block is not of {piece.nbytes} bytes")
-    piece.view(np.uint8).reshape(-1, piece.itemsize)[...] = made.reshape(piece.itemsize, -1).T
+    out = piece.view(np.uint8).reshape(-1, piece.itemsize)
+    for place, plane in enumerate(made.reshape(piece.itemsize, -1)):  # one at a time: a transposed copy is four times slower
+        out[:, place] = plane
 
 
 def _damaged(where: str, what: str) -> StoreError:

@@ -174,7 +174,7 @@ class Reader:
         chain: List[Manifest] = []
         chain_bytes = 0
         anchors = {link.path: link for link in (target.anchor,) if link is not None}
-        if held is None and target.kind == "delta" and (own := self._own_anchor(target)) is not None:
+        if held is None and target.kind == "delta" and (own := self.own_anchor(target)) is not None:
             best, best_bytes = [own], own.nbytes
         at: Manifest = target
         wrong: Optional[StoreError] = None
@@ -204,9 +204,11 @@ class Reader:
                     raise
                 wrong = error  # it was collected, or is damaged; an anchor after it is as good
                 break
-        if best is None and target.kind == "delta" and (anchor := self._own_anchor(target)) is not None:
-            best = [anchor]
         if best is None:
+            best = self._by_an_unnamed_anchor([*chain, at])
+        if best is None:
+            if wrong is None and (found := self._avoided.get(f"{target.folder}/{ANCHOR}")) is not None:
+                wrong, is_told = found, True
             self._avoided.clear()  # another time, all is tried again
             if wrong is not None and (is_told or wrong.kind != "missing"):
                 raise wrong
@@ -214,23 +216,45 @@ class Reader:
                              remedy="take a newer version, or wait for the writer's next anchor") from wrong
         return best
 
-    def _beside(self, at: Manifest, anchors: Mapping[str, Link]) -> Optional[Manifest]:
-        """The anchor of the same version, where a newer manifest names it."""
-        link = anchors.get(f"{at.folder}/{ANCHOR}")
-        if link is None:
-            return None
-        anchor = self.manifest(link)
-        if anchor.state != at.state or anchor.layout != at.layout:
-            raise StoreError(f"{self.objects.at(link.path)} has other bytes than {at.path}", kind="damaged",
-                             remedy="see who writes to this store")
-        return anchor
+    def _by_an_unnamed_anchor(self, chain: Sequence[Manifest]) -> Optional[List[Manifest]]:
+        """The way to the first of a chain, newest first, by an anchor that lies beside one of them and that the newest does not name:
+        whoever wrote it did not learn that it was written. `gc` takes it for one, too."""
+        for place, at in enumerate(chain):
+            if at.kind == "delta" and (anchor := self.own_anchor(at)) is not None:
+                return [anchor, *chain[:place][::-1]]
+        return None
 
-    def _own_anchor(self, at: Manifest) -> Optional[Manifest]:
-        """The anchor that lies beside a version, which newer ones name, and it cannot."""
+    def _beside(self, at: Manifest, anchors: Mapping[str, Link]) -> Optional[Manifest]:
+        """The anchor of the same version, where a newer manifest names it. None: it is not named, or it is damaged or was collected,
+        and another way is as good."""
+        link = anchors.get(f"{at.folder}/{ANCHOR}")
+        if link is None or link.path in self._avoided:
+            return None
+        try:
+            anchor = self.manifest(link)
+            if anchor.state != at.state or anchor.layout != at.layout:
+                raise StoreError(f"{self.objects.at(link.path)} has other bytes than {at.path}", kind="damaged",
+                                 remedy="see who writes to this store")
+            return anchor
+        except StoreError as error:
+            self._avoid(link.path, error)
+            return None
+
+    def own_anchor(self, at: Manifest) -> Optional[Manifest]:
+        """The anchor that lies beside a version, which newer ones name, and it cannot. None: there is none that is whole."""
         path = f"{at.folder}/{ANCHOR}"
         if path in self._avoided or self.objects.find(path) is None:
             return None
-        return self._beside(at, {path: self.manifest_at(path).link})
+        try:
+            return self._beside(at, {path: self.manifest_at(path).link})
+        except StoreError as error:
+            self._avoid(path, error)
+            return None
+
+    def _avoid(self, path: str, error: StoreError) -> None:
+        if error.kind not in ("missing", "damaged", "signature"):
+            raise error
+        self._avoided[path] = error
 
     def load(self, target: Manifest, image: Image, on_progress: OnProgress = no_progress) -> Loaded:
         """Makes `image` hold `target`; returns when every byte was compared with the digest of what it must be. The layout must

@@ -16,6 +16,8 @@ from weightwire.store.reading import WORKERS, Image, OnProgress, Reader, no_prog
 from weightwire.store.signing import Signer
 
 ANCHOR_EVERY = 16
+#: Times that the pointer is read anew because an older one was written between reading and writing it.
+_POINTS_MAX = 16
 
 
 @dataclass(frozen=True)
@@ -61,8 +63,20 @@ class Uploader:
         found = self._reader.manifest(self._latest.manifest)
         if found.layout != self._layout.digest:
             return None
-        self._anchor = found if found.kind == "anchor" else self._reader.manifest(found.anchor) if found.anchor else None
-        return found
+        self._anchor = found if found.kind == "anchor" else self._anchor_of(found)
+        return found if self._anchor is not None else None
+
+    def _anchor_of(self, found: Manifest) -> Optional[Manifest]:
+        """The newest one that leads to it. With one beside it, what it names may have been collected. None: there is none any more,
+        so that the next version must be whole."""
+        if (own := self._reader.own_anchor(found)) is not None or found.anchor is None:
+            return own
+        try:
+            return self._reader.manifest(found.anchor)
+        except StoreError as error:
+            if error.kind not in ("missing", "damaged", "signature"):
+                raise
+            return None
 
     @property
     def newest(self) -> Tuple[int, int]:
@@ -79,9 +93,10 @@ class Uploader:
         if (lineage, version) <= self.newest:
             raise StoreError(f"version {version} of lineage {lineage} is not newer than {self.newest[1]} of {self.newest[0]}, which "
                              f"{self._objects.url} has", kind="refused", remedy="versions of a store only grow")
+        self._objects.check_conditions()  # before bytes move
         if not self._layout_stored:
             self._objects.put(Layout.path(self._layout.digest), self._layout.text())
-            self._layout_stored = True
+        self._layout_stored = False  # until a version needs it `gc` may collect it, so that it is written anew for the next attempt
         head = self.head if base is not None else None
         manifest = Manifest(folder=new_folder(version), kind="delta" if head is not None else "anchor", version=version, lineage=lineage,
                             layout=self._layout.digest, ranks=(), job=self._job,
@@ -95,7 +110,7 @@ class Uploader:
         root, kind = content()
         manifest = self._put_manifest(replace(manifest, content_root=root, content_class=kind))
         self._point_to(manifest)
-        self.head = manifest
+        self.head, self._layout_stored = manifest, True
         if manifest.kind == "anchor":
             self._anchor = manifest
         now.manifest, now.contents = manifest, [[part.content for part in parts] for parts in manifest.ranks]
@@ -155,7 +170,7 @@ class Uploader:
         return replace(manifest, digest=digest(record))
 
     def _point_to(self, manifest: Manifest) -> None:
-        while True:
+        for _ in range(_POINTS_MAX):
             wanted = Latest(manifest.link)
             try:
                 etag = self._objects.put_if(LATEST, wanted.text(), self._latest.etag if self._latest is not None else None)
@@ -165,13 +180,16 @@ class Uploader:
                 if error.kind != "lost_race":
                     raise
                 now = self._reader.latest()  # a request that was repeated may have been ours
-                if now is None or now.order < manifest.order:
-                    self._latest = now  # somebody wrote an older one meanwhile
-                    continue
-                self._latest = now
-                if now.manifest == manifest.link:
+                base, self._latest = manifest.base, now
+                if now is not None and now.manifest == manifest.link:
                     return
+                # Of an older one that somebody wrote meanwhile a whole version is the next. Changes are only of what the pointer says:
+                # `gc` keeps that for whoever comes next.
+                if now is None or now.order < manifest.order and (base is None or base.path == now.manifest.path):
+                    continue
                 raise StoreError(f"{self._objects.url} has {now.manifest.path} now, and not {manifest.path}: another writer was faster",
                                  kind="lost_race", remedy="one writer for each store, or each with a prefix of its own") from error
+        raise StoreError(f"{self._objects.at(LATEST)} cannot be written: each time it was another one than was read just before",
+                         kind="unavailable", remedy="see who else writes to this store")
 
 
