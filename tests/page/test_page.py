@@ -270,7 +270,10 @@ def large():
                           bytes=1 << 40, bytes_by_transport={"tcp": 1 << 40},
                           phase=types_pb2.EPOCH_PHASE_COMMITTED if ended else types_pb2.EPOCH_PHASE_TRANSFERRING)
     status.engine_names.append("gone")
-    status.epochs[6].engine_runs[:] = [ENGINES, 1, 7_000, 2]
+    told = status.epochs[6]
+    told.engine_runs[:], told.left_out_runs[:] = [ENGINES, 1, 7_000, 2], [3, 1]
+    told.prepare_seconds, told.commit_seconds, told.started_unix_seconds = 0.25, 0.5, 1_700_000_000
+    told.content_root, told.trace_id = "c0" * 16, "7a" * 16
     status.epochs[0].waiting_for.extend(f"rollout-{i:05}/0: staged" for i in range(256))
     status.epochs[0].waiting_for_left = ENGINES - 256
     status.participants.add(group="trainer", role=types_pb2.GROUP_ROLE_TRAINER, world_size=4)
@@ -315,6 +318,8 @@ def test_a_large_fleet_shows_who_needs_somebody_first_and_no_more_than_fits(brow
     assert browser.ask("document.querySelectorAll('*').length") < 10_000, "elements in the whole page"
     assert browser.ask("enginesOf(status.epochs[5]).size") == ENGINES
     assert browser.ask("[...enginesOf(status.epochs[6])]") == ["gone", "rollout-07000", "rollout-07001"]
+    assert text_of(browser, "history-most") == "0 to 2.00 s"
+    assert text_of(browser, "history-first").startswith("epoch 157, ") and text_of(browser, "history-last").startswith("epoch 256, ")
     assert text_of(browser, "more-engines") == "Show all 10000"
     typed = "const box = document.getElementById('filter-text'); box.value = '%s'; box.dispatchEvent(new Event('input'))"
     for text, found in (("ROLLOUT-0700", 10), ("no route", 1), ("not ready", 1), ("serving", 10000), ("<b>", 0), ("", 10000)):
@@ -323,4 +328,24 @@ def test_a_large_fleet_shows_who_needs_somebody_first_and_no_more_than_fits(brow
         assert browser.ask("document.querySelectorAll('#engines tbody tr').length") == min(found, 200)
     browser.ask("document.getElementById('more-engines').click()")
     browser.until(f"document.querySelectorAll('#engines tbody tr').length === {ENGINES}")
+    assert not browser.errors, browser.errors
+
+
+def test_an_epoch_tells_more_about_itself_when_it_is_clicked(browser, large):
+    browser.view(**DESKTOP)
+    browser.open(large)
+    handle = "[...document.querySelectorAll('#epochs button.link')].find(button => button.innerText === '251')"
+    browser.until(f"{handle} !== undefined")
+    facts = "Object.fromEntries([...document.querySelectorAll('#epochs .facts dt')].map(name => [name.innerText, name.nextSibling.innerText]))"
+    rows = "document.querySelectorAll('#epochs tbody tr').length"
+    assert browser.ask(facts) == {} and browser.ask(rows) == 12
+    browser.ask(f"{handle}.click()")
+    assert browser.ask(f"{handle}.getAttribute('aria-expanded')") == "true" and browser.ask(rows) == 13
+    told = browser.ask(facts)
+    assert told.pop("Began").startswith(browser.ask("new Date(1700000000e3).toLocaleString([], {hour12: false})"))
+    assert told == {"Took": "prepare 250 ms, transfer 1.00 s, other 250 ms, commit 500 ms", "Engines": "gone, rollout-07000, rollout-07001; without rollout-00003",
+                    "Paths": "tcp 1.10 TB", "Content": "c0" * 16, "Trace": "7a" * 16, "Its story": "wwctl epoch 251"}
+    browser.until("status !== null && document.querySelectorAll('#epochs .facts').length === 1")  # it stays over the next look
+    browser.ask(f"{handle}.click()")
+    assert browser.ask(rows) == 12 and browser.ask(f"{handle}.getAttribute('aria-expanded')") == "false"
     assert not browser.errors, browser.errors
