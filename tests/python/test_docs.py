@@ -23,7 +23,7 @@ PAGES = sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md", ROOT / "client/p
 GENERATED = {"wwctl.md", "metrics.md", "python.md", "python-frameworks.md"}
 _BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.M | re.S)
 #: Programs of others: what they are told is theirs to refuse. `weightwire` without a command is the package's own.
-FOREIGN = {"openssl", "weightwire", "helm", "kubectl", "vllm", "python", "cd", "export", "source", "curl", "docker", "systemctl", "pip", "pytest", "wget"}
+FOREIGN = {"openssl", "python3", "weightwire", "helm", "kubectl", "vllm", "python", "cd", "export", "source", "curl", "docker", "systemctl", "pip", "pytest", "wget"}
 #: wwctl's commands that are `python -m weightwire.checkpoint`, and `python -m weightwire.store`.
 _BY_PYTHON = (["compact"], ["convert"], ["load"], ["push"], ["save"], ["delta"], ["quantize"], ["store"])
 _OURS = ("wwctl", "weightwired", "weightwire demo", "weightwire vllm", "./dev", "python -m weightwire.checkpoint", "deploy/certs.sh")
