@@ -7,6 +7,7 @@ import http.server
 import json
 import os
 import pathlib
+import re
 import shutil
 import signal
 import subprocess
@@ -239,7 +240,8 @@ def test_hostile_names_are_shown_as_they_are_and_a_lost_coordinator_is_told(brow
         browser.open(f"http://{hub.http}/")
         browser.until("document.getElementById('waiting').textContent === 'trainer/1'")
         assert f"agent {HOSTILE}" in text_of(browser, "who")
-        assert "to publish" in text_of(browser, "sentence") and text_of(browser, "since").startswith("for at least")
+        assert text_of(browser, "sentence") == "to publish · version 1"
+        browser.until("/^for \\d+ s, since \\d\\d:\\d\\d:\\d\\d$/.test(document.getElementById('since').textContent)")  # the coordinator knows since when
         assert browser.ask("window.hacked === undefined && document.querySelectorAll('img').length === 0")
         looks_right(browser, "hostile-phone", pictures, hub)
         hub.kill()
@@ -249,6 +251,80 @@ def test_hostile_names_are_shown_as_they_are_and_a_lost_coordinator_is_told(brow
         browser.until("/next try in [2-9] s/.test(document.getElementById('countdown').textContent)")
         assert text_of(browser, "waiting") == "trainer/1", "what was known stays to be seen"
         browser.picture(f"{pictures}/gone-phone.png")
+
+
+@contextlib.contextmanager
+def served(*statuses):
+    """The page's address over a job by hand: each look at it gets the next one of `statuses`, and the last one again and again."""
+    page = (ROOT / "server/daemon/status_page.html").read_text().replace("{{nonce}}", "n")
+    documents = [json_format.MessageToJson(status, preserving_proto_field_name=True, always_print_fields_with_no_presence=True, indent=None)
+                 for status in statuses]
+    answers = {"/": ("text/html; charset=utf-8", page), "/api/plans": ("application/json", '{"plans": []}'),
+               "/api/links": ("application/json", '{"epochs": []}')}
+
+    class Answer(http.server.BaseHTTPRequestHandler):
+        def do_GET(self):
+            kind, body = answers.get(self.path) or ("application/json", documents.pop(0) if len(documents) > 1 else documents[0])
+            self.send_response(200)
+            self.send_header("Content-Type", kind)
+            self.end_headers()
+            self.wfile.write(body.encode())
+
+        def log_message(self, *_):
+            pass
+
+    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
+    threading.Thread(target=server.serve_forever).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_port}/"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def job(**fields):
+    """A trainer of two ranks and two engines that serve version 3."""
+    status = coordinator_pb2.StatusResponse(job="j", deciding=True, committed_epoch=3, committed_version=3, committed_unix_seconds=1_700_000_000,
+                                            participants_total=4, trainers_total=2, agents=3, **fields)
+    for name in ("engine-a", "engine-b"):
+        status.engines.add(name=name, state=coordinator_pb2.ENGINE_STATE_SERVING, version=3, serving_epoch=3, ready=True, ranks_present=1, world_size=1)
+    return status
+
+
+@pytest.mark.parametrize("line, seconds, down, label, tone, sentence, since", [
+    ("version 4: trainer/1: publish", 12, False, "Waiting for", "busy", "to publish · version 4", r"for 1\d s, since \d\d:\d\d:\d\d"),
+    ("version 4: trainer/1: publish", 31, False, "Held up: everyone waits for", "warn", "to publish · version 4", r"for 3\d s, since \d\d:\d\d:\d\d"),
+    ("trainer/1: suspect", 0, True, "Waiting for", "warn", "to come back: its agent's connection ended", r"for at least .* as long as this page has seen it"),
+    ("1 of 2 engines are complete; trainer/1: register", 0, False, "Waiting for", "busy",
+     "to register · 1 of 2 engines are complete; trainer/1: register", r"for at least .*")])
+def test_a_wait_outside_a_version_says_for_whom_since_when_and_when_it_is_long(browser, line, seconds, down, label, tone, sentence, since):
+    status = job(waiting_for=line, waiting_seconds=seconds)
+    status.engines[0].ready = not down
+    browser.view(**DESKTOP)
+    with served(status) as url:
+        browser.open(url)
+        browser.until("document.getElementById('waiting').textContent === 'trainer/1'")
+        assert (text_of(browser, "label"), browser.ask("document.getElementById('hero').className"), text_of(browser, "sentence")) == (label, tone, sentence)
+        assert re.fullmatch(since, text_of(browser, "since"))
+        assert browser.ask("document.title").startswith("⚠ 1 not ready · ⏳ trainer/1" if down else "⏳ trainer/1")
+    assert not browser.errors, browser.errors
+
+
+def test_the_time_that_is_left_follows_who_still_receives(browser):
+    """Nine tenths came within a second; the rest comes at 1 MB/s, which the mean would call 2 s."""
+    looks = []
+    for second in range(20):
+        status = job()
+        status.epochs.add(epoch=4, version=4, kind=types_pb2.EPOCH_KIND_PUBLISH, phase=types_pb2.EPOCH_PHASE_TRANSFERRING, transfer_seconds=1 + second,
+                          total_seconds=1 + second, bytes_total=1_000_000_000, bytes_done=900_000_000 + second * 1_000_000, waiting_for=["engine-b/0: staged"])
+        looks.append(status)
+    browser.view(**DESKTOP)
+    with served(*looks) as url:
+        browser.open(url)
+        browser.until("/ at 900 MB\\/s, about 111 ms left/.test(document.getElementById('sentence')?.textContent)")
+        # The page looks once a second, a little later on a busy machine: 1 MB in so long.
+        browser.until("/ at (1[.]\\d\\d MB|[5-9]\\d\\d kB)\\/s, about (9\\d s|[1-3] min \\d+ s) left/.test(document.getElementById('sentence').textContent)")
+    assert not browser.errors, browser.errors
 
 
 ENGINES = 10_000
@@ -279,27 +355,8 @@ def large():
     status.participants.add(group="trainer", role=types_pb2.GROUP_ROLE_TRAINER, world_size=4)
     for i in range(256):
         status.participants.add(group=f"rollout-{i:05}", role=types_pb2.GROUP_ROLE_ENGINE, world_size=1, agent_name=f"pod-{i}", pid=i)
-    page = (ROOT / "server/daemon/status_page.html").read_text().replace("{{nonce}}", "n")
-    document = json_format.MessageToJson(status, preserving_proto_field_name=True, always_print_fields_with_no_presence=True, indent=None)
-    answers = {"/": ("text/html; charset=utf-8", page), "/api/page": ("application/json", document),
-               "/api/plans": ("application/json", '{"plans": []}'), "/api/links": ("application/json", '{"epochs": []}')}
-
-    class Answer(http.server.BaseHTTPRequestHandler):
-        def do_GET(self):
-            self.send_response(200)
-            kind, body = answers[self.path]
-            self.send_header("Content-Type", kind)
-            self.end_headers()
-            self.wfile.write(body.encode())
-
-        def log_message(self, *_):
-            pass
-
-    server = http.server.ThreadingHTTPServer(("127.0.0.1", 0), Answer)
-    threading.Thread(target=server.serve_forever).start()
-    yield f"http://127.0.0.1:{server.server_port}/"
-    server.shutdown()
-    server.server_close()
+    with served(status) as url:
+        yield url
 
 
 def test_a_large_fleet_shows_who_needs_somebody_first_and_no_more_than_fits(browser, large):
@@ -319,7 +376,7 @@ def test_a_large_fleet_shows_who_needs_somebody_first_and_no_more_than_fits(brow
     assert browser.ask("enginesOf(status.epochs[5]).size") == ENGINES
     assert browser.ask("[...enginesOf(status.epochs[6])]") == ["gone", "rollout-07000", "rollout-07001"]
     assert text_of(browser, "history-most") == "0 to 2.00 s"
-    assert text_of(browser, "history-first").startswith("epoch 157, ") and text_of(browser, "history-last").startswith("epoch 256, ")
+    assert text_of(browser, "history-ends").startswith("epochs 157 to 256, ")
     assert text_of(browser, "more-engines") == "Show all 10000"
     typed = "const box = document.getElementById('filter-text'); box.value = '%s'; box.dispatchEvent(new Event('input'))"
     for text, found in (("ROLLOUT-0700", 10), ("no route", 1), ("not ready", 1), ("serving", 10000), ("<b>", 0), ("", 10000)):
