@@ -26,9 +26,9 @@ from test_page import FAINT
 
 VIEWS = {"desktop": dict(width=1440, height=900), "phone": dict(width=390, height=844, phone=True)}
 RATE = 8 << 20  #: bytes/s of the slow engine: 140 MB move for as long as four pictures take
-#: Cells and lines whose text is wider than they are.
+#: Cells and lines whose text is wider than they are; on a phone the heads of tables are for screen readers only.
 CUT = """[...document.querySelectorAll('td, th, dd, dt, h1, h2, p, li, .chip')].filter(node => node.scrollWidth > node.clientWidth + 1
-  && getComputedStyle(node).display !== 'inline' && node.clientWidth > 1).map(node => node.innerText)"""
+  && getComputedStyle(node).display !== 'inline' && !(node.closest('thead') && innerWidth <= 760)).map(node => node.innerText.trim()).filter(Boolean)"""
 
 
 class Pictures:

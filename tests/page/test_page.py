@@ -310,6 +310,26 @@ def test_a_wait_outside_a_version_says_for_whom_since_when_and_when_it_is_long(b
     assert not browser.errors, browser.errors
 
 
+@pytest.mark.parametrize("view", [DESKTOP, PHONE])
+def test_a_long_error_leaves_names_and_states_whole(browser, view):
+    status = job()
+    for engine in status.engines:
+        engine.state, engine.ready, engine.last_error = coordinator_pb2.ENGINE_STATE_CUT_OFF, False, "ABORTED (member_lost): its agent's connection ended " * 3
+    for epoch, phase in ((5, types_pb2.EPOCH_PHASE_TRANSFERRING), (4, types_pb2.EPOCH_PHASE_COMMITTED)):
+        status.epochs.add(epoch=epoch, version=epoch, kind=types_pb2.EPOCH_KIND_PUBLISH, phase=phase, total_seconds=1, transfer_seconds=1)
+    browser.view(**view)
+    with served(status) as url:
+        browser.open(url)
+        browser.until("document.querySelectorAll('#engines tbody tr').length === 2 && document.querySelectorAll('#epochs tbody tr').length === 2")
+        lines = "[...document.querySelectorAll('#engines tbody th .name')].map(name => name.getClientRects().length)"
+        assert browser.ask(lines) == [1, 1], "a name is broken"
+        assert browser.ask("[...document.querySelectorAll('#engines .chip')].map(chip => chip.className + ' ' + chip.innerText)") == ["chip warn cut off"] * 2
+        wider = "[...document.querySelectorAll('.chip')].filter(chip => chip.parentNode.scrollWidth > chip.parentNode.clientWidth).map(chip => chip.innerText)"
+        assert browser.ask(wider) == []
+        assert browser.ask("document.documentElement.scrollWidth <= innerWidth"), "it scrolls sideways"
+    assert not browser.errors, browser.errors
+
+
 def test_the_time_that_is_left_follows_who_still_receives(browser):
     """Nine tenths came within a second; the rest comes at 1 MB/s, which the mean would call 2 s."""
     looks = []
