@@ -156,12 +156,12 @@ def test_a_version_that_moves_names_the_engine_that_still_reads(browser, fleet, 
     assert browser.ask("document.querySelectorAll('#epochs tr.running').length") == 1
     # The agent of the slow engine says with each heartbeat how much has arrived: it grows, and what is left shrinks.
     part = "Number(document.querySelector('#progress [role=progressbar]')?.getAttribute('aria-valuenow'))"
-    browser.until(f"{part} >= 60")
+    browser.until(f"{part} >= 50")
     assert browser.ask("/ · \\d+ % of [0-9.]+ MB at [0-9.]+ [kM]B\\/s, about [0-9.]+ m?s left/.test(document.getElementById('sentence').textContent)"), \
         text_of(browser, "sentence")
     first = browser.ask(part)
+    browser.until(f"{part} > {first}")  # before the picture, which takes seconds on a busy machine
     looks_right(browser, "transfer-desktop", pictures, fleet.hub)
-    browser.until(f"{part} > {first}")
     join()
     browser.until("document.querySelector('#progress .bar') === null")
     browser.until("/^all \\d+ engines serve version 2$/.test(document.getElementById('waiting').textContent)")
