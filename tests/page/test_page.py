@@ -157,8 +157,7 @@ def test_a_version_that_moves_names_the_engine_that_still_reads(browser, fleet, 
     # The agent of the slow engine says with each heartbeat how much has arrived: it grows, and what is left shrinks.
     part = "Number(document.querySelector('#progress [role=progressbar]')?.getAttribute('aria-valuenow'))"
     browser.until(f"{part} >= 50")
-    assert browser.ask("/ · \\d+ % of [0-9.]+ MB at [0-9.]+ [kM]B\\/s, about [0-9.]+ m?s left/.test(document.getElementById('sentence').textContent)"), \
-        text_of(browser, "sentence")
+    browser.until("/ · \\d+ % of [0-9.]+ MB at [0-9.]+ [kM]B\\/s, about [0-9.]+ m?s left/.test(document.getElementById('sentence').textContent)")
     first = browser.ask(part)
     browser.until(f"{part} > {first}")  # before the picture, which takes seconds on a busy machine
     looks_right(browser, "transfer-desktop", pictures, fleet.hub)
@@ -341,7 +340,7 @@ def test_the_time_that_is_left_follows_who_still_receives(browser):
     browser.view(**DESKTOP)
     with served(*looks) as url:
         browser.open(url)
-        browser.until("/ at 900 MB\\/s, about 111 ms left/.test(document.getElementById('sentence')?.textContent)")
+        browser.until("/ at 900 MB\\/s$/.test(document.getElementById('sentence')?.textContent)")  # the mean says nothing of what is left
         # The page looks once a second, a little later on a busy machine: 1 MB in so long.
         browser.until("/ at (1[.]\\d\\d MB|[5-9]\\d\\d kB)\\/s, about (9\\d s|[1-3] min \\d+ s) left/.test(document.getElementById('sentence').textContent)")
     assert not browser.errors, browser.errors
