@@ -3,9 +3,11 @@
 #   docker run --rm weightwire:0.1.0 demo                 # 4 trainer ranks, 3 engines, on this machine
 #   docker build --target cpu -t weightwire:0.1.0-cpu .   # Debian's UCX 1.13: verbs, without CUDA
 #   docker build -t weightwire:0.1.0 .                    # GPUs, and UCX 1.22 from its source, with verbs and CUDA
-ARG BASE=debian:bookworm-slim
+# By digest, as docker-library/repo-info lists this tag. Packages are Debian's newest at the time of the build: the bill of materials has their versions.
+ARG BASE=debian:bookworm-20260918-slim@sha256:3783cc01769c7b2b1b83a5c5ad96c815348e28ed7da68e2e3687004faa906251
 # CUDA's compiler, headers, libcudart and the stubs of the driver's libraries. The driver's libraries come with the host, NCCL with
-# the application that uses it.
+# the application that uses it. A tag: its digest could not be looked up where this was written. For a build that must not change:
+# --build-arg CUDA=…@sha256:….
 ARG CUDA=docker.io/nvidia/cuda:13.0.1-devel-ubuntu22.04
 ARG UCX_VERSION=1.22.0
 
@@ -19,6 +21,8 @@ RUN apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-ins
 WORKDIR /src
 COPY . .
 ARG JOBS=
+# What `git describe --always --dirty --abbrev=12` says: there is no repository in here to ask. In `weightwired --version`, metrics and labels.
+ARG WEIGHTWIRE_REVISION=
 # Another folder than the builder's own cache: one that is mounted from outside. To ccache LANG is part of a command.
 ARG CCACHE_DIR=/root/.cache/ccache
 ENV CCACHE_BASEDIR=/src CCACHE_NOHASHDIR=1 LANG=C.UTF-8
@@ -53,6 +57,11 @@ LABEL org.opencontainers.image.title="weightwire" \
       org.opencontainers.image.description="Moves weights from an RL trainer fleet to a rollout fleet" \
       org.opencontainers.image.licenses="Apache-2.0" \
       org.opencontainers.image.version="0.1.0"
+# Where the source is (a URL), and of what revision; empty where the build was not told.
+ARG WEIGHTWIRE_SOURCE=
+ARG WEIGHTWIRE_REVISION=
+LABEL org.opencontainers.image.source="$WEIGHTWIRE_SOURCE" \
+      org.opencontainers.image.revision="$WEIGHTWIRE_REVISION"
 ENV WEIGHTWIRE_BIN_DIR=/usr/local/bin PYTHONDONTWRITEBYTECODE=1
 # On whatever port and with TLS or not. Kubernetes has probes of its own.
 HEALTHCHECK --interval=10s --timeout=12s --start-period=60s CMD ["python3", "-m", "weightwire.health"]

@@ -1,5 +1,5 @@
 # cmake -DSOURCE=… -DTEMPLATE=… -DOUTPUT=… -DGIVEN=… -P revision.cmake: writes what this is built from, if it is another than
-# before. GIVEN, of builds without a repository (an image), wins.
+# before. GIVEN wins; without a repository (an image) the environment's WEIGHTWIRE_REVISION says it.
 set(REVISION "${GIVEN}")
 if(REVISION STREQUAL "")
   # No lock: whoever works in the clone meanwhile is not disturbed.
@@ -7,6 +7,9 @@ if(REVISION STREQUAL "")
   execute_process(COMMAND git -C "${SOURCE}" describe --always --dirty --abbrev=12 --exclude=*
                   OUTPUT_VARIABLE REVISION OUTPUT_STRIP_TRAILING_WHITESPACE ERROR_QUIET RESULT_VARIABLE failed)
   if(failed OR NOT EXISTS "${SOURCE}/.git")
+    set(REVISION "$ENV{WEIGHTWIRE_REVISION}")
+  endif()
+  if(REVISION STREQUAL "")
     set(REVISION "unknown")
   endif()
 endif()

@@ -7,6 +7,7 @@
 #include <vector>
 
 #include "client/cli/epoch_engines.h"
+#include "client/cli/render.h"
 #include "client/cli/table.h"
 
 namespace weightwire::cli {
@@ -51,10 +52,10 @@ Result<Consent::Answer> Consent::Ask(
 }
 
 std::string RollbackEffect(const v1::StatusResponse& status, uint64_t version) {
-  int64_t serving = 0;
+  uint64_t serving = 0;
   for (const auto& engine : status.engines()) serving += engine.serving_epoch() != 0 ? 1 : 0;
-  const std::string from =
-      std::to_string(serving) + " engines go from " + Version(status.committed_version());
+  const std::string from = CountText(serving, "engine") + (serving == 1 ? " goes" : " go") +
+                           " from " + Version(status.committed_version());
   if (status.lineage() <= 1) return from + " back to " + Version(version);
   // Of two versions of one number the one of the later lineage.
   return from + " of lineage " + std::to_string(status.committed_lineage()) + " back to " +
@@ -70,9 +71,10 @@ std::string CommitEffect(const v1::StatusResponse& status, uint64_t epoch) {
 }
 
 std::string EvictEffect(const v1::StatusResponse& status, const std::string& group) {
-  int64_t ranks = 0;
+  uint64_t ranks = 0;
   for (const auto& p : status.participants()) ranks += p.group() == group ? 1 : 0;
-  std::string text = std::to_string(ranks) + " ranks of " + group + " are fenced";
+  std::string text =
+      CountText(ranks, "rank") + " of " + group + (ranks == 1 ? " is" : " are") + " fenced";
   for (const auto& engine : status.engines()) {
     if (engine.name() != group || engine.serving_epoch() == 0) continue;
     text += ", which serves " + Version(engine.version()) + ": it serves nothing";

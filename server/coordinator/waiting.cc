@@ -13,9 +13,7 @@ std::string LackOf(const Group& group, uint32_t rank) {
   const Slot& slot = group.slots[rank];
   std::string lack = group.RankName(rank) + ": ";
   if (!slot.live) return lack + "register";
-  if (!slot.connected()) {
-    return lack + "its connection is " + std::string(PresenceName(slot.live->presence));
-  }
+  if (!slot.connected()) return lack + std::string(PresenceName(slot.live->presence));
   return lack + (slot.live->layout == nullptr ? "layout" : "silent");
 }
 

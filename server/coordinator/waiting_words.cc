@@ -18,6 +18,8 @@ constexpr Words kAwaited[] = {{"prepared", "still getting ready"},
                               {"register", "has not registered"},
                               {"layout", "has not sent its layout"},
                               {"silent", "has said nothing for a while"},
+                              {"suspect", "is cut off: its agent's connection ended"},
+                              {"absent", "is cut off: its agent's connection and its lease ended"},
                               {"plans", "still planning"},
                               {"durable", "still writing the decision"},
                               {"commit", "must commit"}};

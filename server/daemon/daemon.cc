@@ -6,6 +6,8 @@
 #include <boost/asio/signal_set.hpp>
 #include <csignal>
 #include <optional>
+#include <string>
+#include <string_view>
 #include <utility>
 #include <vector>
 
@@ -60,8 +62,11 @@ class DaemonImpl final : public Daemon {
     if (!http_) WW_FAIL_IF_ERROR(OpenHttp(host.identity));
     if (agent_ && !agent_->AwaitSession(kSessionWait)) {
       const std::string tried = fmt::format("{}", fmt::join(config_.coordinator, ", "));
+      std::string why = agent_->SessionStatus().message();
+      constexpr std::string_view kSaid = "no session with the coordinator: ";
+      if (why.starts_with(kSaid)) why.erase(0, kSaid.size());
       spdlog::warn("no session with the coordinator {} yet: {}; the agent keeps trying",
-                   tried.empty() ? "of this process" : tried, agent_->SessionStatus().ToString());
+                   tried.empty() ? "of this process" : tried, why);
     }
     WW_FAILPOINT("daemon.before_ready");
     // Before anybody can read that this process is ready: from here on a signal is a good stop.

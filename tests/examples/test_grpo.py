@@ -15,8 +15,10 @@ SECONDS = 600
 
 def run(tmp_path, *options) -> dict:
     out = tmp_path / "run.json"
-    subprocess.run([sys.executable, ROOT / "client/python/examples/grpo/train.py", "--out", out, "--weightwired",
-                    BINARIES / "weightwired", *options], check=True, timeout=SECONDS)
+    done = subprocess.run([sys.executable, ROOT / "client/python/examples/grpo/train.py", "--out", out, "--weightwired",
+                           BINARIES / "weightwired", *options], stderr=subprocess.PIPE, text=True, timeout=SECONDS)
+    assert done.returncode == 0, done.stderr
+    assert [line for line in done.stderr.splitlines() if line.startswith('{"time"')] == [], "the service's log stands between the rewards"
     return json.loads(out.read_text())
 
 

@@ -137,6 +137,9 @@ UNSAFE = [
     ({"monitoring": {"podMonitor": {"tls": {"secret": "m", "skip": True}}}}, "$.monitoring.podMonitor.tls"),
     ({"tls": {"secret": "c"}}, "$.tls"),
     ({"networkPolicy": {"enabled": False}}, "every pod of the cluster could reach what is plaintext"),
+    ({"networkPolicy": {"agentEgress": {"allow": [{}]}}}, "agents may call anybody as it is"),
+    ({"networkPolicy": {"enabled": False, "agentEgress": {"restricted": True}}, "acceptOpenNetwork": True}, "nothing is held back"),
+    ({"agent": {"drainHook": "bash"}}, "$.agent.drainHook"),
     ({"coordinator": {"replicas": 2}}, "without etcd a job has one coordinator"),
     ({"coordinator": {"replicas": 0}}, "nothing could be published"),
     ({"coordinator": {"etcd": ["etcd"]}}, "$.coordinator.etcd"),
@@ -468,6 +471,51 @@ def test_a_pod_that_is_stopped_is_drained_first(name):
     spec = pods_of["trainer"]["spec"]
     assert "lifecycle" not in chart.sidecar(spec) and "terminationGracePeriodSeconds" not in spec
     assert spec["containers"][0]["lifecycle"].keys() == {"postStart"}
+
+
+@pytest.mark.parametrize("version", ("1.29", latest_version()))
+def test_images_without_a_shell_wait_otherwise(version):
+    """Of the chart's workloads and of others' manifests: what is said there beats what all agents have."""
+    kinds = {"all": {}, "shell": {"drainHook": "sh"}, "none": {"drainHook": "none"}, "undrained": {"drainSeconds": 0}}
+    own = {name: {"kind": "Deployment", "podSpec": POD, **more} for name, more in kinds.items()}
+    manifests = rendered("tcp", {"agent": {"drainHook": "sleep", "drainSeconds": 45}}, {"workloads": own}, yours("Deployment", drainHook="none"))
+    hooks = {name: template["spec"]["containers"][0].get("lifecycle", {}).get("preStop") for name, template in pods(manifests).items()}
+    assert hooks["all"] == {"sleep": {"seconds": 45}} and "-lt 45 ]" in hooks["shell"]["exec"]["command"][2]
+    assert hooks["none"] is hooks["undrained"] is hooks["x"] is None
+    drained = {name for name, template in pods(manifests).items() if template["spec"].get("initContainers") and "lifecycle" in chart.sidecar(template["spec"])}
+    assert drained == {"all", "shell", "none", "x"}, "the agent's image has a shell"
+    for name in own:
+        validate(chart.one(manifests, "Deployment", name), version, strict=True)
+
+
+ELSEWHERE = {"ipBlock": {"cidr": "10.1.0.0/16"}}
+
+
+def test_people_and_metrics_reach_the_coordinators_page_and_nobody_else_does():
+    people = {"namespaceSelector": {"matchLabels": {"name": "ingress"}}}
+    manifests = rendered("tcp", WORKLOADS["stateless"], {"networkPolicy": {"monitoringFrom": [ELSEWHERE], "pagesFrom": [people]}})
+    who = {name: {rule["ports"][0]["port"]: rule["from"] for rule in chart.one(manifests, "NetworkPolicy", name)["spec"]["ingress"] if "ports" in rule}
+           for name in ("rl-weightwire-coordinator", "rl-weightwire-agents")}
+    assert who["rl-weightwire-coordinator"][7412] == [ELSEWHERE, people] and who["rl-weightwire-agents"] == {7412: [ELSEWHERE]}
+    only = rendered("tcp", {"networkPolicy": {"monitoringFrom": [], "pagesFrom": [people]}})
+    assert chart.one(only, "NetworkPolicy", "rl-weightwire-coordinator")["spec"]["ingress"][1:] == [{"from": [people], "ports": [{"protocol": "TCP", "port": 7412}]}]
+
+
+def test_agents_call_only_whom_they_may():
+    rule = {"to": [ELSEWHERE], "ports": [{"protocol": "TCP", "port": 443}]}
+    wide = chart.one(rendered("tcp", WORKLOADS["stateless"]), "NetworkPolicy", "rl-weightwire-agents")["spec"]
+    assert wide["policyTypes"] == ["Ingress"] and "egress" not in wide
+    manifests = rendered("tcp", WORKLOADS["stateless"], {"networkPolicy": {"agentEgress": {"restricted": True, "allow": [rule]}}})
+    policy = chart.one(manifests, "NetworkPolicy", "rl-weightwire-agents")
+    for version in ("1.29", latest_version()):
+        validate(policy, version, strict=True)
+    assert policy["spec"]["policyTypes"] == ["Ingress", "Egress"]
+    peers, coordinator, names, theirs = policy["spec"]["egress"]
+    templates = pods(manifests)
+    reached = [{name for name, template in templates.items() if selects(to["to"][0]["podSelector"]["matchLabels"], template)} for to in (peers, coordinator)]
+    assert reached == [{"app"}, {"rl-weightwire-coordinator"}] and "ports" not in peers
+    assert [port["port"] for port in coordinator["ports"]] == [7411] and theirs == rule
+    assert names == {"ports": [{"protocol": "UDP", "port": 53}, {"protocol": "TCP", "port": 53}]}
 
 
 @pytest.mark.parametrize("kind", ("stateful", "stateless"))

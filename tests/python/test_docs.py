@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import ast
 import functools
+import json
 import os
 import re
 import subprocess
@@ -22,7 +23,7 @@ PAGES = sorted([*ROOT.glob("docs/**/*.md"), ROOT / "README.md", ROOT / "client/p
 GENERATED = {"wwctl.md", "metrics.md", "python.md", "python-frameworks.md"}
 _BLOCK = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.M | re.S)
 #: Programs of others: what they are told is theirs to refuse. `weightwire` without a command is the package's own.
-FOREIGN = {"openssl", "weightwire", "helm", "kubectl", "vllm", "python", "cd", "export", "source", "curl", "docker", "systemctl", "pip", "pytest", "wget"}
+FOREIGN = {"openssl", "python3", "weightwire", "helm", "kubectl", "vllm", "python", "cd", "export", "source", "curl", "docker", "systemctl", "pip", "pytest", "wget"}
 #: wwctl's commands that are `python -m weightwire.checkpoint`, and `python -m weightwire.store`.
 _BY_PYTHON = (["compact"], ["convert"], ["load"], ["push"], ["save"], ["delta"], ["quantize"], ["store"])
 _OURS = ("wwctl", "weightwired", "weightwire demo", "weightwire vllm", "./dev", "python -m weightwire.checkpoint", "deploy/certs.sh")
@@ -185,6 +186,18 @@ def test_what_a_plan_costs_is_what_wwctl_says():
     said = subprocess.run([BINARIES / "wwctl", *command[1:]], check=True, capture_output=True, text=True, timeout=60).stdout
     quoted = [line.removesuffix(" …") for line in blocks(page, "")[0].splitlines()]
     assert len(quoted) == 4 and [line for line in quoted if line not in said] == []
+
+
+@pytest.mark.parametrize("spec, change, row", [("megatron:tp5", {"num_attention_heads": 12, "num_key_value_heads": 12, "head_dim": 64}, "indivisible heads"),
+                                               ("megatron:ep3", {"num_experts": 4}, "wrong expert count")])
+def test_a_layout_that_does_not_divide_is_refused_as_the_page_says(spec, change, row, tmp_path):
+    table = dict(re.findall(r"^\| ([a-z ]+) \| (.+) \|$", (ROOT / "docs/layouts.md").read_text(), re.M))
+    message, hint = table[row].split(" | ")
+    config = json.loads((ROOT / "tests/data/configs" / ("qwen3-235b-a22b.json" if "num_experts" in change else "qwen2.5-0.5b.json")).read_text())
+    (tmp_path / "config.json").write_text(json.dumps({**config, **change}))
+    done = subprocess.run([BINARIES / "wwctl", "layout", "show", "--config", tmp_path / "config.json", "--spec", spec, "--rank", "0"],
+                          capture_output=True, text=True, timeout=60)
+    assert done.returncode != 0 and re.search(r"`(.+?)`", message)[1] in done.stderr and hint.split(";")[0] in done.stderr, done.stderr
 
 
 @pytest.mark.parametrize("page", named(page for page in PAGES if blocks(page, "python") and page.name not in GENERATED))

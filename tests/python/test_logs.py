@@ -10,6 +10,8 @@ import subprocess
 import pytest
 
 from conftest import BINARIES
+from demo.fleet import Daemon
+from ports import free_ports
 
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 TEXT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} (trace|debug|info|warning|error|critical) +\S")
@@ -59,3 +61,17 @@ def test_why_it_cannot_start_is_one_critical_line_before_it_stops(tmp_path):
     why = [line for line in lines if line["level"] == "critical"]
     assert len(why) == 1 and "in use" in why[0]["message"], lines
     assert [line["message"] for line in lines[lines.index(why[0]):][1:]] == ["stopped"], lines
+
+
+def test_an_agent_that_has_no_coordinator_names_it_and_why(tmp_path):
+    """It is ready all the same: the coordinator may come later."""
+    (port,) = free_ports(1)
+    agent = Daemon(str(BINARIES / "weightwired"), str(tmp_path / "agent"), "agent", role="agent", coordinator=f"127.0.0.1:{port}")
+    try:
+        lines = [json.loads(line) for line in (tmp_path / "agent/agent.log").read_text().splitlines()]
+        why = [line["message"] for line in lines if line["level"] == "warning"]
+        assert len(why) == 1 and why[0].startswith(f"no session with the coordinator 127.0.0.1:{port} yet: "), lines
+        assert "onnection refused" in why[0] and why[0].endswith("; the agent keeps trying")
+        assert why[0].count("no session") == 1, why[0]
+    finally:
+        assert agent.stop() == 0

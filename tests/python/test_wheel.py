@@ -73,3 +73,15 @@ def test_there_is_one_version():
              "app": in_file("helm/weightwire/Chart.yaml", r'^appVersion: "?([^"\s]+)'),
              "image": in_file("Dockerfile", r'image\.version="([^"]+)"') | in_file("Dockerfile", r"sbom\.sh (\d\S+)")}
     assert found == {place: {version} for place in found}
+
+
+@pytest.mark.parametrize("machine, number, said", [("x86_64", 183, "is for aarch64, the wheel for x86_64"), ("aarch64", 62, "is for x86_64, the wheel for aarch64"),
+                                                   ("aarch64", 243, "is for an unknown processor")])
+def test_a_program_of_another_processor_is_refused(machine, number, said, tmp_path):
+    """By the number in its ELF header, before any tool is asked."""
+    program = bytearray(pathlib.Path("/bin/true").read_bytes())
+    program[18:20] = number.to_bytes(2, "little")
+    (tmp_path / "program").write_bytes(program)
+    script = f"import pathlib, wheel; wheel.check(pathlib.Path({str(tmp_path / 'program')!r}), (), wheel.MACHINES[{machine!r}])"
+    done = subprocess.run([sys.executable, "-c", script], cwd=ROOT / "deploy", stderr=subprocess.PIPE, text=True, timeout=60)
+    assert done.returncode == 1 and done.stderr.startswith(f"wheel.py: program {said}"), done.stderr

@@ -300,8 +300,9 @@ def test_what_changes_a_job_says_so_and_runs_without_a_terminal():
             for shown in (dry, done):
                 assert shown.stderr.startswith(f"wwctl: job a-job-with-a-long-name at {coordinator.address}: "), shown
     assert "2 engines go from version 12000 back to version 1" in run_dry(status, "rollback", "1")
+    assert "1 engine goes from version 12000 back to version 1" in run_dry(fleet(1), "rollback", "1")
     assert "epoch 12345 (version 12000, committed;" in run_dry(status, "abort", "12345")
-    assert "1 ranks of rollout-worker-group-of-the-second-zone-00001 are fenced, which serves version 12000" in \
+    assert "1 rank of rollout-worker-group-of-the-second-zone-00001 is fenced, which serves version 12000" in \
         run_dry(status, "evict", "rollout-worker-group-of-the-second-zone-00001")
 
 

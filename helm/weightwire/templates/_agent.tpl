@@ -154,6 +154,17 @@ exec:
 {{- ternary $workload.drainSeconds (first .).Values.agent.drainSeconds (hasKey $workload "drainSeconds") | int64 -}}
 {{- end -}}
 
+{{/* How an application's container waits until the agent has taken the pod's engines out; empty: it does not. */}}
+{{- define "weightwire.waitForDrain" -}}
+{{- $hook := (last .).drainHook | default (first .).Values.agent.drainHook -}}
+{{- $seconds := include "weightwire.drainSeconds" . | int64 -}}
+{{- if and $seconds (eq $hook "sh") -}}
+{{- include "weightwire.applicationPreStop" $seconds -}}
+{{- else if and $seconds (eq $hook "sleep") -}}
+sleep: {seconds: {{ $seconds }}}
+{{- end -}}
+{{- end -}}
+
 {{/* A workload's PodSpec with its agent. Argument: (list $ workload). */}}
 {{- define "weightwire.podSpec" -}}
 {{- $root := first . -}}
@@ -170,6 +181,7 @@ exec:
 {{- $tlsVolumes = include "weightwire.tlsVolume" ($workload.tlsSecret | default $root.Values.tls.agentSecret) | fromYamlArray -}}
 {{- end -}}
 {{- $drain := include "weightwire.drainSeconds" . | int64 -}}
+{{- $waits := include "weightwire.waitForDrain" . -}}
 {{- $locked := dict "allowPrivilegeEscalation" false "capabilities" (dict "drop" (list "ALL")) -}}
 {{- range $container := $pod.containers -}}
 {{- $_ := set $container "env" (concat $env $tlsEnv ($container.env | default list)) -}}
@@ -179,8 +191,8 @@ exec:
 {{- $_ := set $container.securityContext "runAsNonRoot" false -}}
 {{- end -}}
 {{- $lifecycle := $container.lifecycle | default dict -}}
-{{- if and $drain (not (hasKey $lifecycle "preStop")) -}}
-{{- $_ := set $lifecycle "preStop" (include "weightwire.applicationPreStop" $drain | fromYaml) -}}
+{{- if and $waits (not (hasKey $lifecycle "preStop")) -}}
+{{- $_ := set $lifecycle "preStop" (fromYaml $waits) -}}
 {{- $_ := set $container "lifecycle" $lifecycle -}}
 {{- end -}}
 {{- end -}}
@@ -225,7 +237,7 @@ PyTorchJob: [spec.pytorchReplicaSpecs.*.template]
 {{- $root := index . 0 -}}{{- $name := index . 1 -}}{{- $values := index . 2 -}}{{- $at := index . 3 -}}{{- $keys := index . 4 -}}
 {{- if not $keys -}}
 {{- $pod := dict "podSpec" $at.spec -}}
-{{- range $key := list "stageGiB" "devShmGiB" "drainSeconds" "tlsSecret" -}}
+{{- range $key := list "stageGiB" "devShmGiB" "drainSeconds" "drainHook" "tlsSecret" -}}
 {{- if hasKey $values $key -}}{{- $_ := set $pod $key (get $values $key) -}}{{- end -}}
 {{- end -}}
 {{- include "weightwire.checkWorkload" (list $root $name $pod) -}}

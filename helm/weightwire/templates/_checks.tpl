@@ -49,6 +49,12 @@
 {{- if and (not $values.networkPolicy.enabled) (not $values.acceptOpenNetwork) (ne $values.profile "cpu-dev") -}}
 {{- fail "networkPolicy.enabled=false: every pod of the cluster could reach what is plaintext, and without tls every RPC. Leave it on, or set acceptOpenNetwork=true" -}}
 {{- end -}}
+{{- if and $values.networkPolicy.agentEgress.allow (not $values.networkPolicy.agentEgress.restricted) -}}
+{{- fail "networkPolicy.agentEgress.allow: agents may call anybody as it is. Set networkPolicy.agentEgress.restricted=true, or leave allow out" -}}
+{{- end -}}
+{{- if and $values.networkPolicy.agentEgress.restricted (not $values.networkPolicy.enabled) -}}
+{{- fail "networkPolicy.agentEgress.restricted: without NetworkPolicies nothing is held back. Set networkPolicy.enabled=true" -}}
+{{- end -}}
 {{- if lt (int $values.coordinator.replicas) 1 -}}
 {{- fail "coordinator.replicas=0: nothing could be published" -}}
 {{- end -}}

@@ -302,6 +302,9 @@ TEST(WaitingWords, SayWhatAMemberStillDoes) {
   EXPECT_EQ(WaitingInWords("version 2: trainer/1: publish"),
             "version 2: trainer/1 has not published");
   EXPECT_EQ(WaitingInWords("operator: commit"), "operator must commit");
+  EXPECT_EQ(WaitingInWords("a/0: suspect, b/1: absent and 2 more"),
+            "a/0 is cut off: its agent's connection ended, b/1 is cut off: its agent's connection "
+            "and its lease ended and 2 more");
   for (const char* as_it_is :
        {"", "nobody", "engine-a: staged bytes were lost", "an operator: the journal failed: full",
         "refused: a process of uid 9: "}) {

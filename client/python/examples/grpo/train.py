@@ -38,7 +38,8 @@ class Daemon:
         # Within a host memory is mapped, and nothing sent: to see changes sent, there must be no shared memory.
         how = ["--delta", delta] + (["--transports", "tcp"] if delta == "always" else [])
         self._process = subprocess.Popen([binary, "--role", "all", "--listen", "127.0.0.1:0", "--http", "127.0.0.1:0",
-                                          "--data-listen", "127.0.0.1:0", "--agent-socket", self.agent, "--log-level", "warn", *how],
+                                          "--data-listen", "127.0.0.1:0", "--agent-socket", self.agent, "--state-dir", f"{folder}/journal", "--log-level", "warn",
+                                          *how],
                                          stdout=subprocess.PIPE, text=True)
         ready = self._process.stdout.readline()
         if not ready.startswith("weightwired ready"):
