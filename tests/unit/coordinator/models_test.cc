@@ -174,6 +174,28 @@ TEST_F(CoordinatorModels,
   }
 }
 
+/// A fill of somebody who holds the weights in another dtype takes whoever waits for them along.
+TEST_F(CoordinatorModels, NobodyIsTakenAlongToAFillOfAnotherModel) {
+  Trainer();
+  Engine("actor-a", "actor");
+  Publish(1);
+  fleet_.Agent("actor-a-agent").deaf = [](const epoch::Command& command) {
+    const auto* prepare = std::get_if<epoch::PrepareCommand>(&command);
+    return prepare != nullptr && prepare->kind == epoch::Kind::kFill;  // the first fill hangs
+  };
+  Engine("actor-b", "actor");
+  Engine("a-reward", "reward");
+  layout::CanonicalSpace other = SmallModel();
+  other.tensors[0].dtype = layout::DType::kBF16;
+  ASSERT_TRUE(Submit(Register("actor-c", 0, 1), {Part("actor", other, 0, 1)}).has_value());
+  fleet_.Agent("actor-a-agent").deaf = nullptr;
+  fleet_.Run(fleet_.options.prepare_deadline + std::chrono::seconds(20));
+  for (const char* name : {"actor-b", "actor-c"}) {
+    EXPECT_EQ(fleet_.EngineNamed(name).version, Version(1)) << name;
+  }
+  EXPECT_EQ(fleet_.EngineNamed("a-reward").last_error, "");
+}
+
 TEST_F(CoordinatorModels, ARollbackTakesAllModelsBack) {
   Trainer();
   Engine("actor-a", "actor");
