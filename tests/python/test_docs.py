@@ -121,7 +121,7 @@ def check_command(line: str) -> None:
     """One command, perhaps with brackets, dots and alternatives as a synopsis has them."""
     words = [word.strip("[]…") for word in line.split()]
     text = what_it_takes(words)
-    for option in re.findall(r"(?<![\w-])--[a-z][a-z-]*", line):
+    for option in re.findall(r"(?<![\w-])--[a-z][a-z0-9-]*", line):
         assert not text or re.search(rf"{option}(?![\w-])", text), f"{line!r}: {option} is unknown"
 
 
