@@ -27,7 +27,7 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
 
 # Files that take half a minute or longer, and so go first where several run side by side.
 _LONGEST = ("test_soak", "test_shutdown", "test_load", "test_vllm_driver", "test_exclude", "test_kills", "test_partition", "test_etcd",
-            "test_doctor", "test_reported_faults", "test_delta", "test_checkpoint_sharded_chain", "test_vllm_link", "test_deploy_observability")
+            "test_doctor", "test_reported_faults", "test_delta", "test_store_sim", "test_checkpoint_sharded_chain", "test_vllm_link", "test_deploy_observability")
 
 
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:

@@ -14,7 +14,10 @@ BUCKET = "weights"
 
 class S3:
     def __init__(self) -> None:
+        from moto.s3.responses import S3Response
         from moto.server import ThreadedMotoServer
+        if not hasattr(S3Response.put_object, "one_at_a_time"):
+            S3Response.put_object = _one_at_a_time(S3Response.put_object)
         self._server = ThreadedMotoServer("127.0.0.1", 0, verbose=False)
         self._server.start()
         host, port = self._server.get_host_and_port()
@@ -26,6 +29,18 @@ class S3:
 
     def stop(self) -> None:
         self._server.stop()
+
+
+def _one_at_a_time(put_object):
+    """moto looks at a condition and then writes, for each request on a thread of its own: of two writers both could win, as in no
+    real store."""
+    lock = threading.Lock()
+
+    def put(self):
+        with lock:
+            return put_object(self)
+    put.one_at_a_time = True
+    return put
 
 
 def error_body(code: str) -> bytes:

@@ -260,6 +260,27 @@ def test_what_the_pointer_does_not_say_yet_is_not_collected(tmp_path):
     assert weights.are(image, 4)
 
 
+def test_a_version_that_comes_after_the_listing_keeps_what_it_is_made_of(tmp_path, monkeypatch):
+    """9 came to nothing, and is the newest of the listing; 10 is made of 3, which is then not the newest any more."""
+    url, listed, done = f"file://{tmp_path}/store", Objects.list, []
+    weights, uploader = filled(url, 3)
+    other = Uploader(Reader(Objects(url)), SMALL)
+    other.adopt()
+    other._point_to = lambda _manifest: None
+    other.store(9, 1, weights.image, None)
+
+    def slow(self, folder):
+        found = list(listed(self, folder))
+        if folder == "versions" and not done:
+            done.append(weights.store(uploader, 10))
+        return iter(found)
+    monkeypatch.setattr(Objects, "list", slow)
+    gc(Reader(Objects(url)), keep=1)
+    reader, image = Reader(Objects(url)), Image.empty(SMALL)
+    reader.load(newest(reader), image)
+    assert weights.are(image, 10)
+
+
 def test_a_layout_that_was_collected_before_its_first_version_is_written_again(tmp_path, monkeypatch):
     url = f"file://{tmp_path}/store"
     weights, uploader, put_if = Weights(), Uploader(Reader(Objects(url)), SMALL), Objects.put_if

@@ -137,44 +137,6 @@ def _collects_what_is_written(patch) -> None:
     patch.setattr(store_sim, "gc", lambda reader, keep, grace_seconds: collect(reader, keep=keep, grace_seconds=-1.0))
 
 
-def _collects_what_came_later(patch) -> None:
-    """What the pointer says, and the listing does not have, needs nothing (a fault of an earlier release)."""
-    keep = retention._keep
-
-    class Late:
-        def __init__(self, reader, folders):
-            self._reader, self._folders, self.objects = reader, folders, reader.objects
-
-        def latest(self):
-            found = self._reader.latest()
-            return found if found is not None and found.manifest.path.rsplit("/", 1)[0] in self._folders else None
-
-        def manifest(self, link):
-            return self._reader.manifest(link)
-    patch.setattr(retention, "_keep", lambda report, reader, manifests, folders, *more: keep(report, Late(reader, folders), manifests, folders, *more))
-
-
-def _layout_once(patch) -> None:
-    """A writer takes a layout that it has written for one that stays (a fault of an earlier release)."""
-    store = uploading.Uploader.store
-
-    def once(self, *arguments, **words):
-        self._layout_stored = getattr(self, "_was_stored", False)
-        put = self._objects.put
-
-        def noted(path, data):
-            done = put(path, data)
-            self._was_stored = self._was_stored or path.startswith("layouts/")
-            return done
-        self._objects.put = noted
-        try:
-            return store(self, *arguments, **words)
-        finally:
-            del self._objects.put
-    patch.setattr(uploading.Uploader, "_was_stored", False, raising=False)
-    patch.setattr(uploading.Uploader, "store", once)
-
-
 def _begins_a_lineage(patch) -> None:
     """A follower that comes after one that was killed takes what that had published for an older lineage (a fault of an earlier release)."""
     lineage_for = follower.Follower._lineage_for
@@ -237,8 +199,7 @@ def _gives_up(patch) -> None:
 
 PLANTED = {plant.__name__.strip("_"): plant for plant in (
     _overwrites, _pointer_first, _manifest_first, _nothing_compared, _one_folder, _stale_base, _collects_leased, _collects_chains,
-    _collects_what_is_written,  _collects_what_came_later, _layout_once,
-    _begins_a_lineage, _publishes_twice, _half_applied, _needs_a_named_anchor, _gives_up)}
+    _collects_what_is_written, _begins_a_lineage, _publishes_twice, _half_applied, _needs_a_named_anchor, _gives_up)}
 
 
 def caught(name: str, patch) -> tuple[int, str]:
