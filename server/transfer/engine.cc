@@ -310,24 +310,45 @@ class EngineImpl final : public Engine {
   std::shared_ptr<Core> core_;
 };
 
-bool IsRate(uint64_t rate, const Tuning& tuning) {
-  return rate == 0 || rate >= static_cast<uint64_t>(tuning.slot_bytes);
-}
-
 Status CheckTuning(const Tuning& tuning) {
-  const bool valid = tuning.segment_bytes_max >= 8 && tuning.slots_in_pool >= 1 &&
-                     tuning.window >= 1 && tuning.mapped_window >= 1 && tuning.chunk_bytes >= 1 &&
-                     tuning.gets_in_flight >= 1 && tuning.near_chunk_bytes >= 1 &&
-                     tuning.near_gets_in_flight >= 1 && tuning.direct_run_bytes_min >= 1 &&
-                     tuning.through_run_bytes_min >= 1 && tuning.rereads_max >= 0 &&
-                     IsRate(tuning.rate_limit, tuning) && IsRate(tuning.peer_rate_limit, tuning) &&
-                     tuning.slot_bytes >= tuning.segment_bytes_max + 128 &&
-                     tuning.slot_bytes % static_cast<int64_t>(kPageBytes) == 0;
-  if (valid) return OkStatus();
-  return Status(Code::kInvalidArgument, Reason::kConfigInvalid,
-                "transfer tuning is out of range: counts and sizes must be positive, slot_bytes a "
-                "multiple of 4096 and at least segment_bytes_max + 128, rates 0 or at least "
-                "slot_bytes a second");
+  struct Least {
+    const char* key;
+    int64_t value, least;
+  };
+  const Least all[] = {{"segment_bytes_max", tuning.segment_bytes_max, 8},
+                       {"slots_in_pool", tuning.slots_in_pool, 1},
+                       {"window", tuning.window, 1},
+                       {"mapped_window", tuning.mapped_window, 1},
+                       {"chunk_bytes", tuning.chunk_bytes, 1},
+                       {"gets_in_flight", tuning.gets_in_flight, 1},
+                       {"near_chunk_bytes", tuning.near_chunk_bytes, 1},
+                       {"near_gets_in_flight", tuning.near_gets_in_flight, 1},
+                       {"direct_run_bytes_min", tuning.direct_run_bytes_min, 1},
+                       {"through_run_bytes_min", tuning.through_run_bytes_min, 1},
+                       {"rereads_max", tuning.rereads_max, 0},
+                       {"slot_bytes", tuning.slot_bytes, tuning.segment_bytes_max + 128}};
+  const auto refused = [](const std::string& what) {
+    return Status(Code::kInvalidArgument, Reason::kConfigInvalid, what);
+  };
+  for (const auto& [key, value, least] : all) {
+    if (value >= least) continue;
+    const std::string why =
+        key == std::string_view("slot_bytes") ? " (segment_bytes_max + 128)" : "";
+    return refused(std::string(key) + " is " + std::to_string(value) + ", and at least " +
+                   std::to_string(least) + why);
+  }
+  if (tuning.slot_bytes % static_cast<int64_t>(kPageBytes) != 0) {
+    return refused("slot_bytes is " + std::to_string(tuning.slot_bytes) +
+                   ", which is no multiple of " + std::to_string(kPageBytes));
+  }
+  for (const auto& [key, rate] : {std::pair("rate_limit", tuning.rate_limit),
+                                  std::pair("peer_rate_limit", tuning.peer_rate_limit)}) {
+    if (rate == 0 || rate >= static_cast<uint64_t>(tuning.slot_bytes)) continue;
+    return refused(std::string(key) + " is " + std::to_string(rate) +
+                   " bytes a second: 0 for none, or at least slot_bytes, " +
+                   std::to_string(tuning.slot_bytes));
+  }
+  return OkStatus();
 }
 
 // A Get carries whole segments, or all sums of a slot (one for each 64 bytes of it at most).

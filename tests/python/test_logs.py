@@ -75,3 +75,13 @@ def test_an_agent_that_has_no_coordinator_names_it_and_why(tmp_path):
         assert why[0].count("no session") == 1, why[0]
     finally:
         assert agent.stop() == 0
+
+
+@pytest.mark.parametrize("asked, said", [
+    (["--rate-limit", "1000"], "rate_limit is 1000 bytes a second: 0 for none, or at least slot_bytes, 8388608"),
+    (["--peer-rate-limit", "1MB"], "peer_rate_limit is 1000000 bytes a second"),
+    (["--slot-bytes", "64KiB"], "slot_bytes must be at least segment_bytes_max + 128")])
+def test_what_does_not_fit_together_is_named_with_its_value(tmp_path, asked, said):
+    done = subprocess.run([str(BINARIES / "weightwired"), "--agent-socket", str(tmp_path / "a.sock"), "--http", "", *asked], capture_output=True,
+                          text=True, timeout=60)
+    assert done.returncode != 0 and said in done.stdout + done.stderr, done.stdout + done.stderr
