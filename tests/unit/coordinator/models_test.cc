@@ -68,6 +68,18 @@ class CoordinatorModels : public ::testing::Test {
     EXPECT_FALSE(reply.has_value());
     return reply.has_value() ? "" : reply.error().ToString();
   }
+  /// The engine's canary does not want this version.
+  void Refuse(const std::string& engine, Version version) {
+    FakeAgent& agent = fleet_.Agent(engine + "-agent");
+    agent.deaf = [&agent, version](const epoch::Command& command) {
+      const auto* commit = std::get_if<epoch::CommitCommand>(&command);
+      if (commit == nullptr || commit->version != version) return false;
+      agent.Report(epoch::FailedReport{
+          commit->epoch, commit->member,
+          Status(Code::kAborted, Reason::kAbortRequested, "a canary sang"), true});
+      return true;
+    };
+  }
   /// The sources' tensors that the plan of the engine's last epoch reads, and the target's.
   std::set<std::string> Read(const std::string& engine) {
     const auto prepare = fleet_.Agent(engine + "-agent").Last<epoch::PrepareCommand>();
@@ -231,15 +243,7 @@ TEST_F(CoordinatorModels, AVersionThatOneModelsEngineRefusesIsTakenBackFromAll) 
   Engine("reward-a", "reward");
   Engine("reward-b", "reward");
   Publish(1);
-  FakeAgent& agent = fleet_.Agent("reward-b-agent");
-  agent.deaf = [&agent](const epoch::Command& command) {
-    const auto* commit = std::get_if<epoch::CommitCommand>(&command);
-    if (commit == nullptr || commit->version != Version(2)) return false;
-    agent.Report(epoch::FailedReport{
-        commit->epoch, commit->member,
-        Status(Code::kAborted, Reason::kAbortRequested, "a canary sang"), true});
-    return true;
-  };
+  Refuse("reward-b", Version(2));
   Publish(2);
   for (const char* name : {"actor-a", "reward-a"}) {
     EXPECT_EQ(fleet_.EngineNamed(name).version, Version(1)) << name;
@@ -253,15 +257,7 @@ TEST_F(CoordinatorModels, ARefusedVersionStaysWhereOneModelHasNoEarlierOne) {
   Publish(1);
   Engine("reward-a", "reward");
   Engine("reward-b", "reward");
-  FakeAgent& agent = fleet_.Agent("reward-b-agent");
-  agent.deaf = [&agent](const epoch::Command& command) {
-    const auto* commit = std::get_if<epoch::CommitCommand>(&command);
-    if (commit == nullptr) return false;
-    agent.Report(epoch::FailedReport{
-        commit->epoch, commit->member,
-        Status(Code::kAborted, Reason::kAbortRequested, "a canary sang"), true});
-    return true;
-  };
+  Refuse("reward-b", Version(2));
   Publish(2);
   for (const char* name : {"actor-a", "reward-a"}) {
     EXPECT_EQ(fleet_.EngineNamed(name).version, Version(2)) << name;
