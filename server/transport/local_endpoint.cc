@@ -391,7 +391,7 @@ void LocalEndpoint::OnCopied(uint64_t request) {
   copy->regions.clear();  // what copied may hold `copy` a moment longer than the Get lasts
   if (why_.has_value()) {
     Complete(copy->get, EndOf(copy->get));
-    return SettleIfIdle();
+    return Settle();
   }
   deadlines_.erase(deadlines_.find(copy->get.deadline));
   SendFrame({.type = FrameType::kGetEnd, .request = request});
@@ -420,15 +420,18 @@ void LocalEndpoint::FailSession(const Status& why, const char* cause) {
   for (auto& [request, operation] : asked) End(operation, EndOf(operation.get));
   auto waiting = std::exchange(waiting_, {});
   for (Operation& operation : waiting) End(operation, EndOf(operation.get));
-  SettleIfIdle();
+  Settle();
 }
 
-void LocalEndpoint::SettleIfIdle() {
-  if (settled_ || !copying_.empty()) return;
-  settled_ = true;
-  regions_.clear();
-  core_->handler->OnClosed(shared_from_this(), *why_);
-  core_->Remove(*this);
+// Posted: what was posted before the end was noticed still waits for the loop, and completes first.
+void LocalEndpoint::Settle() {
+  core_->loop.Post([self = shared_from_this()] {
+    if (self->settled_ || !self->copying_.empty()) return;
+    self->settled_ = true;
+    self->regions_.clear();
+    self->core_->handler->OnClosed(self, *self->why_);
+    self->core_->Remove(*self);
+  });
 }
 
 }  // namespace weightwire::transport

@@ -89,7 +89,7 @@ class LocalEndpoint final : public Endpoint, public std::enable_shared_from_this
   void SendRegion(const std::shared_ptr<memory::MemoryRegion>& region);
 
   void FailSession(const Status& why, const char* cause);
-  void SettleIfIdle();
+  void Settle();
 
   const std::shared_ptr<LocalCore> core_;
   const Hello hello_;

@@ -227,6 +227,34 @@ TEST_P(ContractOnThreads, AGetThatEndsWithItsPeerCompletesBeforeTheEndIsReported
   EXPECT_FALSE(reported_before);
 }
 
+TEST_P(ContractOnThreads, AGetPostedBeforeItsPeersEndCompletesBeforeTheEndIsReported) {
+  std::promise<void> held, go;
+  std::vector<std::byte> first(1), second(1), third(1), fourth(1);
+  bool reported_before = false;
+  int completions = 0;
+  // While the transport's thread is held up, the third Get is copied and the fourth waits for its
+  // turn. The end is there to be noticed as soon as the thread looks at the third.
+  endpoint->Get(key, 0, {first}, kLong, nullptr, [&](Status) {
+    endpoint->Get(key, 1, {second}, kLong, nullptr, [&](Status) {
+      held.set_value();
+      go.get_future().wait();
+    });
+    endpoint->Get(key, 2, {third}, kLong, nullptr, [](Status) {});
+  });
+  held.get_future().wait();
+  endpoint->Get(key, 3, {fourth}, kLong, nullptr, [&](Status) {
+    rig.Update([&] {
+      reported_before = reader->recorder.closed.contains(endpoint->id());
+      ++completions;
+    });
+  });
+  source->transport.reset();
+  go.set_value();
+  ASSERT_TRUE(rig.Wait(
+      [&] { return completions == 1 && reader->recorder.closed.contains(endpoint->id()); }));
+  EXPECT_FALSE(reported_before);
+}
+
 INSTANTIATE_TEST_SUITE_P(Transports, ContractOnThreads, ::testing::ValuesIn(RealKinds()), KindName);
 INSTANTIATE_TEST_SUITE_P(Transports, Contract, ::testing::ValuesIn(AllKinds()), KindName);
 

@@ -87,6 +87,7 @@ class UcxEndpoint final : public Endpoint,
   void CloseWhenDrained();
   void FailSession(Status why, const char* cause);
   void CloseNow();
+  void Settle();
   void Garbage(const std::string& what);
   Status EndOf(const GetOperation& operation) const;
 

@@ -130,9 +130,14 @@ Status UcxEndpoint::EndOf(const GetOperation& operation) const {
 }
 
 void UcxEndpoint::OnClosed() {
-  state_ = State::kSettled;
   for (const auto& [region, key] : std::exchange(keys_, {})) core_->worker().ReleaseKey(key);
   grants_.clear();
+  // Gets that were posted before the end was noticed still wait for the loop, and complete first.
+  core_->Post([self = shared_from_this()] { self->Settle(); });
+}
+
+void UcxEndpoint::Settle() {
+  state_ = State::kSettled;
   deadlines_.clear();
   for (auto& [request, get] : std::exchange(active_, {})) {
     Complete(get.operation, EndOf(get.operation));
