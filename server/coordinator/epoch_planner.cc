@@ -1,6 +1,7 @@
 #include "server/coordinator/epoch_planner.h"
 
 #include <algorithm>
+#include <set>
 #include <utility>
 
 #include "server/base/failpoint.h"
@@ -109,6 +110,12 @@ void EpochPlanner::LeaveOutTheLost(PendingEpoch& pending) const {
   const auto lost = [&](const epoch::EngineMembers& e) { return !IsStill(e.name, e.ranks); };
   const auto gone = static_cast<size_t>(std::ranges::count_if(engines, lost));
   if (engines.size() < gone + std::max(1U, pending.spec.engines_min)) return;
+  std::set<std::string> models, left;
+  for (const epoch::EngineMembers& engine : engines) {
+    models.insert(engine.model);
+    if (!lost(engine)) left.insert(engine.model);
+  }
+  if (pending.spec.every_model && left != models) return;
   for (const epoch::EngineMembers& engine : engines) {
     // Another plan that cannot be made may hide behind its one.
     if (lost(engine) && engine.name == pending.failed_engine) return;

@@ -128,6 +128,7 @@ void EpochScheduler::OnLost(const Group& group, uint32_t rank, const epoch::Memb
 
 void EpochScheduler::OnCutOff(const Group& group, uint32_t rank, const epoch::Member& member,
                               const Status& why) {
+  shared_.absent_models.CutOff(group, s_.clock.Now() + s_.options.lease);
   LeaveRuns(group, rank, member, why);
   // A version that is decided and that it has staged, it serves when it is back.
   for (const EpochRun* run : runner_.Runs()) {

@@ -24,6 +24,13 @@ std::string LineOf(const EpochStatus& status) {
          ": " + Joined(status.waiting_for, status.waiting_for_left);
 }
 
+/// Empty: for none.
+std::string LineOf(const AwaitedModel& awaited, Nanos now) {
+  if (awaited.name.empty() || now >= awaited.until) return "";
+  return "no engine of " + awaited.name + " is here; it goes on without one in " +
+         Seconds(awaited.until - now);
+}
+
 bool HasEngine(const EpochRun* run, const std::string& name) {
   return run != nullptr && epoch::EngineNamed(run->state, name) != nullptr;
 }
@@ -220,8 +227,12 @@ std::pair<std::string, Nanos> EpochScheduler::Waiting() const {
   if (planner_.publish() != nullptr) {
     return {LineOf(StatusOf(*planner_.publish(), now)), planner_.publish()->started};
   }
-  if (rollbacks_.pending())
-    return {"rollback to version " + std::to_string(rollbacks_.pending()->value), {}};
+  if (rollbacks_.pending()) {
+    const std::string model = LineOf(rollbacks_.awaited(), now);
+    return {"rollback to version " + std::to_string(rollbacks_.pending()->value) +
+                (model.empty() ? "" : ": ") + model,
+            {}};
+  }
   if (!publishes_.versions().empty()) {
     const PendingVersion& pending = publishes_.versions().begin()->second;
     Nanos since = now;
@@ -276,7 +287,9 @@ std::string EpochScheduler::WaitingVersionLine(const PendingVersion& pending) co
     return version + "attempt " + std::to_string(pending.attempts + 1) + " in " +
            Seconds(pending.not_before - now) + "; the last one: " + pending.last_error.ToString();
   }
-  return version + WaitingEnginesLine(shared_, publishes_.EnginesWanted());
+  const std::string model = LineOf(pending.awaited, now);
+  return version + model + (model.empty() ? "" : "; ") +
+         WaitingEnginesLine(shared_, publishes_.EnginesWanted());
 }
 
 /// Engines that serve less than what is committed, and why no fill runs for them.

@@ -33,9 +33,9 @@ const Group* ChooseHolder(const std::vector<const Group*>& holders,
   return holders.front();
 }
 
-/// Leaves those that hold the model of the first of `wanting` that some holder has; nobody in
-/// `holders` where there is none such.
-void KeepOneModel(std::vector<const Group*>& holders, std::vector<const Group*>& wanting) {
+/// Leaves those that hold the model of the first of `wanting` that some holder has. False, and
+/// nothing has changed: there is none such.
+bool KeepOneModel(std::vector<const Group*>& holders, std::vector<const Group*>& wanting) {
   const auto models = [](const Group* engine) -> const std::vector<std::string>& {
     return engine->agreed->models;
   };
@@ -43,11 +43,12 @@ void KeepOneModel(std::vector<const Group*>& holders, std::vector<const Group*>&
     return std::ranges::find(holders, models(engine), models) != holders.end();
   };
   const auto first = std::ranges::find_if(wanting, held);
-  if (first == wanting.end()) return holders.clear();
+  if (first == wanting.end()) return false;
   const std::vector<std::string> chosen = models(*first);
   const auto other = [&](const Group* engine) { return models(engine) != chosen; };
   std::erase_if(wanting, other);
   std::erase_if(holders, other);
+  return true;
 }
 
 }  // namespace
@@ -76,16 +77,9 @@ bool FillScheduler::StartOne() {
       (alone ? failed : waiting).push_back(engine);
     }
   }
-  std::vector<const Group*> its_holders = holders;
-  KeepOneModel(its_holders, waiting);
-  if (its_holders.empty()) {
+  if (!KeepOneModel(holders, waiting)) {
     waiting.clear();
-    its_holders = std::move(holders);
-    KeepOneModel(its_holders, failed);
-  }
-  holders = std::move(its_holders);
-  if (holders.empty()) return false;
-  if (waiting.empty()) {
+    if (!KeepOneModel(holders, failed)) return false;
     const auto failures = [this](const Group* engine) {
       const Trouble* trouble = TroubleOf(*engine);
       return trouble == nullptr ? 0 : trouble->failures;

@@ -174,6 +174,7 @@ Status Negotiation::Agree(const control::LayoutSubmission& submission, const Ran
 
 Status Negotiation::CheckPlaces(const Group& group, uint32_t rank,
                                 const std::vector<PlaceInModel>& places) {
+  if (places.empty()) return OkStatus();
   for (uint32_t other = 0; other < group.world_size(); ++other) {
     const Slot& slot = group.slots[other];
     if (other == rank || !slot.live || slot.live->layout == nullptr) continue;

@@ -1,7 +1,7 @@
 #include "server/coordinator/publish_queue.h"
 
 #include <algorithm>
-#include <functional>
+#include <set>
 #include <utility>
 
 #include "server/base/failpoint.h"
@@ -151,6 +151,8 @@ bool PublishQueue::Start() {
   if (!trainer->Complete()) return false;
   if (engines.size() < EnginesWanted()) return false;
   if (s_.clock.Now() < head->not_before) return false;
+  const bool every_model = head->losses < kLossesMax;
+  if (every_model && shared_.AwaitsAModel(engines, head->awaited)) return false;
   if (!fills_.GaveWay()) return true;
   const auto number = shared_.numbers.Take();
   if (!number) return true;
@@ -165,6 +167,7 @@ bool PublishQueue::Start() {
   spec.manual_commit = head->manual_commit;
   spec.quorum = s_.options.commit_policy.Enough(s_.options.min_engines);
   spec.engines_min = static_cast<uint32_t>(EnginesWanted());
+  spec.every_model = every_model;
   std::vector<std::string> left_out = LeaveOut(*head, engines);
   spec.sources = trainer->Members();
   spec.source_group = trainer->name;
@@ -189,8 +192,15 @@ std::vector<std::string> PublishQueue::LeaveOut(PendingVersion& head,
                                                 std::vector<const Group*>& engines) const {
   std::vector<std::string> names;
   const auto late = [&](const Group* engine) { return head.without.contains(engine->name); };
-  const auto left = static_cast<size_t>(std::ranges::count_if(engines, std::not_fn(late)));
-  if (left < EnginesWanted()) {
+  std::set<std::vector<std::string>> all, left_of;
+  size_t left = 0;
+  for (const Group* engine : engines) {
+    all.insert(engine->agreed->models);
+    if (late(engine)) continue;
+    left_of.insert(engine->agreed->models);
+    ++left;
+  }
+  if (left < EnginesWanted() || left_of != all) {
     head.without.clear();
     ++head.pauses;  // to leave them out did not help
   }
@@ -201,11 +211,18 @@ std::vector<std::string> PublishQueue::LeaveOut(PendingVersion& head,
   if (s_.options.commit_policy.kind == CommitPolicy::Kind::kAll || head.losses < kLossesMax) {
     return names;
   }
-  const size_t asked =
-      std::max(EnginesWanted(), engines.size() >> std::min(head.losses - kLossesMax + 1, 31U));
+  const size_t asked = std::max(
+      {EnginesWanted(), all.size(), engines.size() >> std::min(head.losses - kLossesMax + 1, 31U)});
   if (engines.size() <= asked) return names;
-  // Who serves has been here for longer.
+  // Who serves has been here for longer. One of each model comes before all others.
   std::ranges::stable_partition(engines, [](const Group* e) { return e->serving != Epoch{}; });
+  std::vector<const Group*> others;
+  std::erase_if(engines, [&](const Group* engine) {
+    if (all.erase(engine->agreed->models) > 0) return false;
+    others.push_back(engine);
+    return true;
+  });
+  engines.insert(engines.end(), others.begin(), others.end());
   for (size_t i = asked; i < engines.size(); ++i) names.push_back(engines[i]->name);
   engines.resize(asked);
   return names;
@@ -389,6 +406,11 @@ Status PublishQueue::ExpiryOf(const PendingVersion& pending) const {
     return Status(Code::kDeadlineExceeded, Reason::kNotReady,
                   version + " found too few engines before its deadline: " +
                       WaitingEnginesLine(shared_, EnginesWanted()));
+  }
+  if (!pending.running && !pending.awaited.name.empty()) {
+    return Status(Code::kDeadlineExceeded, Reason::kNotReady,
+                  version + " found no engine of " + pending.awaited.name +
+                      " before its deadline: " + WaitingEnginesLine(shared_, EnginesWanted()));
   }
   return Status(
       Code::kDeadlineExceeded, Reason::kDeadlineExceeded,

@@ -45,7 +45,7 @@ void RollbackScheduler::Ask(Version version, control::Reply<RolledBack> reply) {
     const CommitRecord& committed = shared_.decisions.committed;
     return reply(RolledBack{committed.epoch, {}, version, {}, {}, committed.lineage});
   }
-  if (!pending_) pending_ = Pending{version, 0, {}, {}};
+  if (!pending_) pending_ = Pending{version, 0, {}, {}, {}};
   pending_->replies.push_back(std::move(reply));
   WW_FAILPOINT("coordinator.after_rollback_accepted");
   shared_.try_start();
@@ -71,7 +71,7 @@ Status RollbackScheduler::Check(Version version) const {
         .AtEpoch(spec.epoch)
         .Remedy("wait until it has ended, or `wwctl abort " + number + "`");
   }
-  const Pending asked{version, 0, {}, {}};
+  const Pending asked{version, 0, {}, {}, {}};
   if (shared_.stragglers.AnyAwaited()) return OkStatus();  // who holds it may be among them
   if (!IsCommitted(version) && HeldOf(asked).epoch == Epoch{}) return NoHolder(version);
   return OkStatus();
@@ -151,6 +151,8 @@ Status RollbackScheduler::NoHolder(Version version) const {
 
 bool RollbackScheduler::Start() {
   if (!pending_) return false;
+  const std::vector<const Group*> engines = shared_.PartakingEngines();
+  if (shared_.AwaitsAModel(engines, pending_->awaited)) return true;
   const epoch::Content held = HeldOf(*pending_);
   if (held.epoch == Epoch{}) {
     Answer(Fail(NoHolder(pending_->version)));
@@ -166,9 +168,9 @@ bool RollbackScheduler::Start() {
   spec.version = held.version;
   spec.held = held.epoch;
   spec.lineage = shared_.decisions.LineageOf(held.epoch);
-  for (const Group* engine : shared_.PartakingEngines()) {
+  for (const Group* engine : engines) {
     if (!Holds(*engine, held) || pending_->without.contains(engine->name)) continue;
-    spec.engines.push_back({engine->name, engine->Members()});
+    spec.engines.push_back({engine->name, engine->Members(), engine->agreed->models.front()});
   }
   const auto pending = planner_.NewPending(std::move(spec));
   pending->attempt = pending_->attempts;
@@ -180,8 +182,9 @@ void RollbackScheduler::End(const EpochRun& run) {
   if (!pending_) return;
   const epoch::Spec& spec = run.state.spec;
   if (run.state.phase != epoch::Phase::kCommitted) {
+    // One that was cut off may hold it still when it is back.
     const std::string& rank = run.state.why.rank();
-    pending_->without.insert(rank.substr(0, rank.rfind('/')));
+    if (run.state.lost.empty()) pending_->without.insert(rank.substr(0, rank.rfind('/')));
     if (run.state.cause == epoch::AbortCause::kAsked ||
         pending_->attempts >= s_.options.attempts_max) {
       Answer(Fail(run.state.why));
@@ -196,18 +199,17 @@ void RollbackScheduler::End(const EpochRun& run) {
 }
 
 void RollbackScheduler::GoBackFrom(const EpochRun& refused) {
-  epoch::Content before;
-  for (const epoch::Content& held : HeldTogether({})) {
-    const auto serves_refused_and_holds = [&](const Group* engine) {
-      return engine->serving == refused.state.spec.content && Holds(*engine, held);
-    };
-    if (!std::ranges::any_of(shared_.PartakingEngines(), serves_refused_and_holds)) continue;
-    before = held;
-    break;
-  }
+  std::vector<const Group*> serving = shared_.PartakingEngines();
+  std::erase_if(serving,
+                [&](const Group* engine) { return engine->serving != refused.state.spec.content; });
+  const epoch::Contents together = HeldTogether({});
+  const auto newest = std::ranges::find_if(together, [&](const epoch::Content& held) {
+    return std::ranges::any_of(serving, [&](const Group* engine) { return Holds(*engine, held); });
+  });
+  const epoch::Content before = newest == together.end() ? epoch::Content{} : *newest;
   const bool wanted = s_.options.rollback_refused;
   if (wanted && before.epoch != Epoch{} && !pending_) {
-    pending_ = Pending{before.version, 0, {}, {}};
+    pending_ = Pending{before.version, 0, {}, {}, {}};
   }
   s_.metrics.Add("versions_refused_total", 1,
                  {{"outcome", !wanted                   ? "kept"

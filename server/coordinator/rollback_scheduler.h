@@ -33,12 +33,14 @@ class RollbackScheduler {
   std::optional<Version> pending() const {
     return pending_ ? std::optional(pending_->version) : std::nullopt;
   }
+  AwaitedModel awaited() const { return pending_ ? pending_->awaited : AwaitedModel{}; }
 
  private:
   struct Pending {
     Version version{};
     uint32_t attempts = 0;
     std::set<std::string> without;  ///< engines that failed an attempt
+    AwaitedModel awaited;
     std::vector<control::Reply<RolledBack>> replies;
   };
   Status Check(Version version) const;

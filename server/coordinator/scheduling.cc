@@ -86,6 +86,7 @@ Shared::Shared(const Services& services, CommitRecord committed, Epoch first, Jo
       numbers(first, epochs_of, s.journal, starts, std::move(undecidable)),
       stragglers(s, decisions, starts),
       history(s.options.epochs_remembered),
+      absent_models(committed.epoch == Epoch{} ? Nanos{} : s.clock.Now() + s.options.lease),
       try_start(std::move(starts)),
       changed(std::move(changes)) {
   decisions.Set(committed);
@@ -104,6 +105,20 @@ std::vector<const Group*> Shared::PartakingEngines() const {
   std::vector<const Group*> engines = CompleteEngines();
   std::erase_if(engines, [this](const Group* e) { return e->drained || stragglers.Has(*e); });
   return engines;
+}
+
+bool Shared::AwaitsAModel(const std::vector<const Group*>& engines, AwaitedModel& awaited) {
+  const Group* trainer = s.membership.Trainer();
+  const Nanos now = s.clock.Now();
+  const Nanos before = awaited.until;
+  if (trainer == nullptr ||
+      !absent_models.Awaits(*trainer, engines, now, kLeasesForModels * s.options.lease, awaited)) {
+    return false;
+  }
+  if (awaited.until != before) {
+    s.strand.PostAfter(awaited.until - now, cancel.Bind([this] { try_start(); }));
+  }
+  return true;
 }
 
 void Shared::SendStale(const Group& engine) {

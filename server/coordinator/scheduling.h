@@ -5,6 +5,7 @@
 #include <random>
 #include <vector>
 
+#include "server/coordinator/absent_models.h"
 #include "server/coordinator/cancel_token.h"
 #include "server/coordinator/decisions.h"
 #include "server/coordinator/epoch_history.h"
@@ -12,6 +13,9 @@
 #include "server/coordinator/stragglers.h"
 
 namespace weightwire::coordinator {
+
+/// So many leases one version waits for engines of a model that come and go.
+inline constexpr int kLeasesForModels = 3;
 
 /// What the schedulers share: strand only.
 struct Shared {
@@ -24,6 +28,7 @@ struct Shared {
   EpochNumbers numbers;
   Stragglers stragglers;
   EpochHistory history;
+  AbsentModels absent_models;
   /// Starts whatever can start now.
   std::function<void()> try_start;
   /// Runs after every change that a status would show.
@@ -35,6 +40,9 @@ struct Shared {
   std::vector<const Group*> CompleteEngines() const;
   /// Complete, not drained, and not yet to swap to something older.
   std::vector<const Group*> PartakingEngines() const;
+  /// What would begin with these engines waits for one of another model first (AbsentModels);
+  /// whatever can start is started when that is over.
+  bool AwaitsAModel(const std::vector<const Group*>& engines, AwaitedModel& awaited);
   /// The engine's agents learn that it serves less than what is committed.
   void SendStale(const Group& engine);
 };

@@ -11,6 +11,7 @@
 
 #include "server/base/clock.h"
 #include "server/control/control.h"
+#include "server/coordinator/absent_models.h"
 #include "server/coordinator/journal.h"
 
 namespace weightwire::coordinator {
@@ -39,6 +40,7 @@ struct PendingVersion {
   std::set<std::string> direct;
   /// Engines that were late for an attempt or failed it, where the policy goes on without them.
   std::set<std::string> without;
+  AwaitedModel awaited;
 
   VersionId id() const { return {lineage, version}; }
 };

@@ -172,8 +172,7 @@ std::string ListOf(const std::vector<std::string>& models) {
   return list;
 }
 
-/// Each model of the target is one of the source's; whether their heads are tied is compared model
-/// by model.
+/// Each model of the target is one of the source's.
 Status CheckModels(const AgreedLayout& source, const AgreedLayout& target) {
   for (const std::string& model : target.models) {
     if (std::ranges::binary_search(source.models, model)) continue;
@@ -193,10 +192,6 @@ Status CheckModels(const AgreedLayout& source, const AgreedLayout& target) {
                                     : "the trainer publishes " + ListOf(source.models)))
         .Remedy(unnamed ? "name no model with the engine's layout (model_name)"
                         : "name one of these with the engine's layout (model_name)");
-  }
-  for (const std::string& model : target.models) {
-    const layout::CanonicalSpace ours = layout::CanonicalOf(source.model.canonical, model);
-    WW_RETURN_IF_ERROR(layout::CheckTie(ours, layout::CanonicalOf(target.model.canonical, model)));
   }
   return OkStatus();
 }
@@ -272,6 +267,7 @@ AgreedLayoutPtr Work::Assemble(
 
 Result<PlannedPairPtr> Work::Plan(const AgreedLayoutPtr& from, const AgreedLayoutPtr& to) const {
   WW_FAIL_IF_ERROR(CheckModels(*from, *to));
+  WW_FAIL_IF_ERROR(layout::CheckTie(from->model.canonical, to->model.canonical));
   const auto splits = layout::SplitsBetween(from->model.canonical, to->model.canonical);
   WW_ASSIGN(const AgreedLayoutPtr source, Split(from, splits.first));
   WW_ASSIGN(const AgreedLayoutPtr target, Split(to, splits.second));

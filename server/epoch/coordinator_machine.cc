@@ -44,15 +44,10 @@ bool ManyEnoughWithout(const Spec& spec, size_t engines) {
   return spec.quorum > 0 && engines > 0 && engines + spec.quorum <= spec.engines.size();
 }
 
-/// The others are a quorum. Of a model nobody fills the engines but one that holds it.
-bool EnoughWithout(const Spec& spec, const std::set<std::string>& engines) {
-  if (!ManyEnoughWithout(spec, engines.size())) return false;
-  std::set<std::string_view> all, others;
-  for (const EngineMembers& engine : spec.engines) {
-    all.insert(engine.model);
-    if (!engines.contains(engine.name)) others.insert(engine.model);
-  }
-  return others.size() == all.size();
+/// The others are a quorum.
+bool EnoughWithout(const State& state, const std::set<std::string>& engines) {
+  return ManyEnoughWithout(state.spec, engines.size()) &&
+         state.roster.HasEveryModelWithout(engines);
 }
 
 bool EngineOver(const State& state, const std::string& engine) {
@@ -122,7 +117,7 @@ class Stepper {
     if (state_.phase != Phase::kTransferring || !state_.grace_armed) return;
     const auto late = EnginesMissing(state_.spec, state_.staged);
     state_.grace_armed = false;
-    if (!EnoughWithout(state_.spec, late)) return;
+    if (!EnoughWithout(state_, late)) return;
     const Status why = GraceStatus(late);
     if (MayExclude(late)) return Exclude(late, why);
     state_.stragglers = late;
@@ -151,8 +146,7 @@ class Stepper {
     if (CanAbort()) {
       const EngineMembers* failed = EngineOf(state_, event.member);
       const bool released = state_.phase == Phase::kStaged;
-      const bool spare = failed != nullptr && ManyEnoughWithout(state_.spec, 1) &&
-                         !state_.roster.IsAloneOfItsModel(failed->name);
+      const bool spare = failed != nullptr && EnoughWithout(state_, {failed->name});
       const bool enough = failed != nullptr && (released || spare);
       if (enough && MayExclude({failed->name})) {
         return Exclude({failed->name}, NamedFailure(event.member, event.why));
@@ -261,7 +255,7 @@ class Stepper {
     if (preparing && !Missing(spec.sources, state_.prepared).empty()) return {};
     const auto late =
         preparing ? EnginesMissing(spec, state_.prepared) : EnginesMissing(spec, state_.staged);
-    return EnoughWithout(spec, late) ? late : std::set<std::string>{};
+    return EnoughWithout(state_, late) ? late : std::set<std::string>{};
   }
 
   Status GraceStatus(const std::set<std::string>& late) const {
@@ -291,6 +285,7 @@ class Stepper {
   bool MayExclude(const std::set<std::string>& names) const {
     const Spec& spec = state_.spec;
     const size_t others = spec.engines.size() - names.size();
+    if (spec.every_model && !state_.roster.HasEveryModelWithout(names)) return false;
     // Its sources may have changed their bytes: it is this attempt or none, and enough were staged.
     if (state_.phase == Phase::kStaged) return others > 0;
     if (others < std::max(1U, spec.engines_min)) return false;
@@ -463,18 +458,17 @@ Roster::Roster(const State& state) : made_(true) {
   places_.reserve(spec.sources.size());
   for (const Member& member : spec.sources) places_.emplace(member, kSource);
   sources_ = places_.size();
-  std::map<std::string_view, uint32_t> numbers_of_models;
-  for (const EngineMembers& engine : spec.engines) {
-    const auto next = static_cast<uint32_t>(numbers_of_models.size());
-    numbers_of_models.try_emplace(engine.model, next);
-  }
-  models_.resize(numbers_of_models.size());
-  models_unstaged_ = models_.size();
+  std::map<std::string_view, uint32_t> models;
   for (size_t index = 0; index < spec.engines.size(); ++index) {
     const auto number = static_cast<uint32_t>(index);
-    const uint32_t model = numbers_of_models.at(spec.engines[index].model);
-    ++models_[model].engines;
-    Engine& engine = engines_.emplace_back(Engine{index, model, 0});
+    const auto [model, fresh] =
+        models.try_emplace(spec.engines[index].model, static_cast<uint32_t>(models_.size()));
+    if (fresh) {
+      models_.emplace_back();
+      ++models_unstaged_;
+    }
+    ++models_[model->second].engines;
+    Engine& engine = engines_.emplace_back(Engine{index, model->second, 0});
     for (const Member& member : spec.engines[index].ranks) {
       if (!places_.emplace(member, number).second || state.staged.contains(member)) continue;
       ++engine.unstaged;
@@ -515,8 +509,11 @@ void Roster::CountStaged(const Member& target) {
   if (--engine.unstaged == 0) CountEngineStaged(engine);
 }
 
-bool Roster::IsAloneOfItsModel(const std::string& engine) const {
-  return models_[engines_[numbers_.at(engine)].model].engines == 1;
+bool Roster::HasEveryModelWithout(const std::set<std::string>& engines) const {
+  std::map<uint32_t, size_t> fewer;
+  for (const std::string& name : engines) ++fewer[engines_[numbers_.at(name)].model];
+  return std::ranges::all_of(
+      fewer, [this](const auto& model) { return model.second < models_[model.first].engines; });
 }
 
 void Roster::Exclude(const EngineMembers& engine) {

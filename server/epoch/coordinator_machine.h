@@ -52,6 +52,9 @@ struct Spec {
   uint32_t quorum = 0;
   /// An engine that is lost is excluded while at least so many are left.
   uint32_t engines_min = 1;
+  /// The last engine of a model is not excluded: the epoch is aborted. Nobody but an engine of its
+  /// model can fill another one of it.
+  bool every_model = true;
   /// Whom an engine reads from, where that is another engine.
   std::map<std::string, std::string> parents;
   /// Every source and relay can drop a reader while bytes move.
@@ -94,8 +97,8 @@ class Roster {
   size_t engines_staged() const { return engines_staged_; }
   /// One of them at least is of every model.
   bool models_staged() const { return models_unstaged_ == 0; }
-  /// No other engine of the epoch holds its model.
-  bool IsAloneOfItsModel(const std::string& engine) const;
+  /// Of every model that the epoch has an engine of there is one without these engines, too.
+  bool HasEveryModelWithout(const std::set<std::string>& engines) const;
   /// In ABORTING: members that have drained or are lost.
   size_t gone() const { return gone_; }
 
@@ -282,19 +285,18 @@ Outcome Begin(Spec spec);
 ///  - AppendCommit at most once, only from STAGED; from then on no abort. SendCommit only after the
 ///    durable JournalEvent. A failed or unknown append: Halt.
 ///  - SendRelease once, on entering STAGED. After an abort the scheduler decides: a new attempt, or
-///  a
-///    release that says why.
+///    a release that says why.
 ///  - ABORTED only when every member that is alive has drained.
 ///  - An engine that loses a rank before the append is excluded and the epoch goes on without it,
-///    as long as `engines_min` others are left, readers can be dropped (`drops_readers`) and no
-///    engine of the epoch reads from it (`parents`); in STAGED, where the version is released, as
-///    long as any other is left. It is taken out of `spec.engines`, so that COMMIT names who holds
-///    the version; its ranks that live are told to abort. So is one that fails in STAGED, or while
-///    the others are a quorum, and so are those that are late beside a quorum (below). Any other
-///    loss before the append aborts the epoch (kMemberLost).
-///    After the append the engine is not waited for any more and the epoch commits with the others.
-///    Nobody is evicted for a loss: it may be one of the connection only. COMMITTED when every
-///    engine applied, or is not waited for.
+///    as long as `engines_min` others are left, one of its model among them (`every_model`),
+///    readers can be dropped (`drops_readers`) and no engine of the epoch reads from it
+///    (`parents`); in STAGED, where the version is released, as long as any other is left, and one
+///    of its model. It is taken out of `spec.engines`, so that COMMIT names who holds the version;
+///    its ranks that live are told to abort. So is one that fails in STAGED, or while the others
+///    are a quorum, and so are those that are late beside a quorum (below). Any other loss before
+///    the append aborts the epoch (kMemberLost). After the append the engine is not waited for any
+///    more and the epoch commits with the others. Nobody is evicted for a loss: it may be one of
+///    the connection only. COMMITTED when every engine applied, or is not waited for.
 ///  - A fill never appends: its content is committed already; STAGED goes straight to SendCommit.
 ///  - A rollback is a publish without sources: its engines report no stream, and it appends.
 ///  - With a quorum the required engines of *this* epoch are still all of `engines`: COMMIT names

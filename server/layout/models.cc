@@ -56,17 +56,6 @@ std::vector<std::string> ModelsOf(const CanonicalSpace& canonical) {
   return models;
 }
 
-CanonicalSpace CanonicalOf(const CanonicalSpace& canonical, std::string_view model) {
-  CanonicalSpace own;
-  for (const TensorSpec& tensor : canonical.tensors) {
-    const ModelAndTensor name = SplitName(tensor.name);
-    if (name.model != model) continue;
-    own.tensors.push_back(tensor);
-    own.tensors.back().name = name.tensor;
-  }
-  return own;
-}
-
 Result<JoinedModels> JoinModels(std::span<const RankOfModel> models) {
   const LayoutLimits limits;
   struct Place {

@@ -34,9 +34,6 @@ Status CheckModelName(std::string_view model);
 /// Of all tensors, sorted, at least one; {""} for one model without a name.
 std::vector<std::string> ModelsOf(const CanonicalSpace& canonical);
 
-/// The tensors of `model` alone, by their own names.
-CanonicalSpace CanonicalOf(const CanonicalSpace& canonical, std::string_view model);
-
 /// What one rank has of one model.
 struct RankOfModel {
   std::string model;

@@ -5,6 +5,7 @@
 #include <unordered_set>
 
 #include "server/layout/head_names.h"
+#include "server/layout/models.h"
 #include "server/layout/scheme.h"
 #include "server/layout/schemes/megatron_names.h"
 
@@ -162,23 +163,13 @@ std::optional<std::array<std::string, 3>> FirstDifference(const CanonicalSpace& 
   return std::nullopt;
 }
 
-}  // namespace
-
-Status CheckSameModel(const CanonicalSpace& expected, const CanonicalSpace& found) {
-  const auto difference = FirstDifference(expected, found);
-  if (!difference) return OkStatus();
-  const auto& [tensor, wanted, got] = *difference;
-  return Status(Code::kFailedPrecondition, Reason::kShapeMismatch,
-                "this rank's model differs from that of the group's other ranks: " + tensor +
-                    ": expected " + wanted + ", found " + got)
-      .AtTensor(tensor)
-      .Remedy("give every rank the same config.json, or describe the same tensors on every rank");
-}
-
-Status CheckTie(const CanonicalSpace& source, const CanonicalSpace& target) {
-  const auto find = [](const CanonicalSpace& space, bool (*is)(std::string_view)) {
-    const auto it = std::ranges::find_if(
-        space.tensors, [is](const TensorSpec& tensor) { return is(tensor.name); });
+Status CheckTieOf(std::string_view model, const CanonicalSpace& source,
+                  const CanonicalSpace& target) {
+  const auto find = [model](const CanonicalSpace& space, bool (*is)(std::string_view)) {
+    const auto it = std::ranges::find_if(space.tensors, [=](const TensorSpec& tensor) {
+      const ModelAndTensor name = SplitName(tensor.name);
+      return name.model == model && is(name.tensor);
+    });
     return it == space.tensors.end() ? nullptr : &*it;
   };
   const TensorSpec* in_source = find(source, IsHeadName);
@@ -198,6 +189,26 @@ Status CheckTie(const CanonicalSpace& source, const CanonicalSpace& target) {
                           text + " in the source, found none")
       .AtTensor(head.name)
       .Remedy("give both sides the same tie_word_embeddings in config.json");
+}
+
+}  // namespace
+
+Status CheckSameModel(const CanonicalSpace& expected, const CanonicalSpace& found) {
+  const auto difference = FirstDifference(expected, found);
+  if (!difference) return OkStatus();
+  const auto& [tensor, wanted, got] = *difference;
+  return Status(Code::kFailedPrecondition, Reason::kShapeMismatch,
+                "this rank's model differs from that of the group's other ranks: " + tensor +
+                    ": expected " + wanted + ", found " + got)
+      .AtTensor(tensor)
+      .Remedy("give every rank the same config.json, or describe the same tensors on every rank");
+}
+
+Status CheckTie(const CanonicalSpace& source, const CanonicalSpace& target) {
+  for (const std::string& model : ModelsOf(target)) {
+    WW_RETURN_IF_ERROR(CheckTieOf(model, source, target));
+  }
+  return OkStatus();
 }
 
 Result<RankLayout> Reconcile(const RankLayout& scheme, std::vector<ObservedTensor> observed) {

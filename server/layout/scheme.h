@@ -100,7 +100,7 @@ Status CheckSameModel(const CanonicalSpace& expected, const CanonicalSpace& foun
 
 /// Whether both sides agree that lm_head is, or is not, the embedding. A source with a head of its
 /// own would otherwise leave it behind, and the target would compute with the embedding. Models
-/// without an embedding are not looked at.
+/// without an embedding are not looked at; of several (layout/models.h) each is by itself.
 ///   kFailedPrecondition / kTensorUnexpected  only the source has lm_head
 ///   kFailedPrecondition / kTensorMissing     only the target has it
 Status CheckTie(const CanonicalSpace& source, const CanonicalSpace& target);

@@ -325,17 +325,18 @@ Status CheckTuning(const Tuning& tuning) {
                        {"near_gets_in_flight", tuning.near_gets_in_flight, 1},
                        {"direct_run_bytes_min", tuning.direct_run_bytes_min, 1},
                        {"through_run_bytes_min", tuning.through_run_bytes_min, 1},
-                       {"rereads_max", tuning.rereads_max, 0},
-                       {"slot_bytes", tuning.slot_bytes, tuning.segment_bytes_max + 128}};
+                       {"rereads_max", tuning.rereads_max, 0}};
   const auto refused = [](const std::string& what) {
     return Status(Code::kInvalidArgument, Reason::kConfigInvalid, what);
   };
   for (const auto& [key, value, least] : all) {
     if (value >= least) continue;
-    const std::string why =
-        key == std::string_view("slot_bytes") ? " (segment_bytes_max + 128)" : "";
     return refused(std::string(key) + " is " + std::to_string(value) + ", and at least " +
-                   std::to_string(least) + why);
+                   std::to_string(least));
+  }
+  if (tuning.slot_bytes < tuning.segment_bytes_max + 128) {
+    return refused("slot_bytes is " + std::to_string(tuning.slot_bytes) +
+                   ", and at least segment_bytes_max + 128");
   }
   if (tuning.slot_bytes % static_cast<int64_t>(kPageBytes) != 0) {
     return refused("slot_bytes is " + std::to_string(tuning.slot_bytes) +

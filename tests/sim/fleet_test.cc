@@ -275,6 +275,56 @@ TEST_F(FleetTest, NoCutFromALivingCoordinatorStopsAnEngine) {
   }
 }
 
+/// "two" alone holds the reward model: nobody could fill it.
+Fleet::Options OfTwoModels() {
+  Fleet::Options options;
+  options.trainer = TwoModels(options.trainer, MegatronTp2());
+  for (auto& engine : options.engines) {
+    engine.party = EngineOf(engine.name == "two" ? "reward" : "actor", engine.party);
+  }
+  return options;
+}
+
+TEST_F(FleetTest, NoCutWithinALeaseLeavesAModelBehind) {
+  using epoch::Phase;
+  const std::vector<std::vector<const char*>> cuts = {
+      {"trainer-a", "trainer-b", "rollout-a", "rollout-b", "rollout-c"},
+      {"rollout-b", "rollout-c"},
+      {"rollout-b"}};
+  for (const Phase phase :
+       {Phase::kAborted, Phase::kPreparing, Phase::kTransferring, Phase::kCommitting}) {
+    for (size_t who = 0; who < cuts.size(); ++who) {
+      for (const bool learns : {true, false}) {
+        for (const bool restart : {false, true}) {
+          SCOPED_TRACE(std::string(epoch::PhaseName(phase)) + ", cut " + std::to_string(who) +
+                       (learns ? ", told" : ", by leases") + (restart ? ", a restart" : ""));
+          Make(OfTwoModels());
+          ASSERT_TRUE(fleet->Publish(1).ok());
+          ASSERT_TRUE(fleet->AllServe(1));
+          const bool before = phase == Phase::kAborted;
+          if (!before) PublishUpTo(phase, 2);
+          std::vector<Node*> nodes;
+          for (const char* name : cuts[who]) nodes.push_back(&fleet->node(name));
+          fleet->CutOff(nodes, learns, seconds(3));
+          if (restart) {
+            fleet->CrashCoordinator();
+            fleet->StartCoordinator();
+          }
+          if (before) {
+            // Once the trainer is back; the others have a while to go.
+            fleet->RunUntil([&] { return fleet->trainer().Idle(); }, seconds(1));
+            fleet->trainer().Publish(2, PublishMode::kHold, seconds(60));
+          }
+          fleet->RunFor(seconds(30));
+          EXPECT_TRUE(TrainerIdle());
+          EXPECT_TRUE(fleet->trainer().outcome().ok()) << fleet->trainer().outcome().ToString();
+          ExpectServed(2);
+        }
+      }
+    }
+  }
+}
+
 TEST_F(FleetTest, AnEngineThatStallsPastItsLeaseServesOnAndIsFilled) {
   Make();
   ASSERT_TRUE(fleet->Publish(1).ok());

@@ -84,12 +84,10 @@ MUTANTS = [
              "if (!slot.live) {"),
             (MEMBER, "return member == state_.self && !state_.evicted;", "return member.id == state_.self.id;")]),
     Mutant("staged-without-all-ranks", "an epoch counts as staged when the leaders have",
-           [(MACHINE, "  std::vector<Member> missing = Missing(Targets(state.spec), state.staged);",
-             "  std::vector<Member> leaders;\n"
-             "  for (const EngineMembers& engine : state.spec.engines) leaders.push_back(engine.ranks.front());\n"
-             "  std::vector<Member> missing = Missing(leaders, state.staged);"),
-            (MACHINE, "  const std::vector<Member> sources = Missing(state.spec.sources, state.sourced);",
-             "  const std::vector<Member> sources;"),
+           [(MACHINE, "    if (state_.sourced.size() < state_.roster.sources()) return;\n"
+             "    if (state_.staged.size() < state_.roster.targets()) return;\n",
+             "    for (const EngineMembers& engine : state_.spec.engines) {\n"
+             "      if (!state_.staged.contains(engine.ranks.front())) return;\n    }\n"),
             (MACHINE, "if (Status why = CompareDigests(state_); !why.ok()) return Abort(std::move(why));", "")]),
     Mutant("no-sums", "bytes are neither summed again where they arrive nor compared by digest",
            [(FETCHES, "if (sums_[segment] == slot.expected[i]) {", "if (true) {"),
@@ -109,8 +107,8 @@ MUTANTS = [
              "           state_.phase == Phase::kStaged ||\n"
              "           (state_.phase == Phase::kCommitting && !state_.commit_durable);\n  }\n  /// Decided")]),
     Mutant("lost-engine-still-counted", "an engine lost after the decision is waited for",
-           [(MACHINE, "return state.applied.contains(engine) || state.evicted.contains(engine);",
-             "return state.applied.contains(engine);")]),
+           [(MACHINE, "    if (state_.applied.size() + state_.evicted.size() < state_.spec.engines.size()) return;",
+             "    if (state_.applied.size() < state_.spec.engines.size()) return;")]),
     Mutant("lost-member-ignored", "an epoch goes on without a member that was lost",
            [(MACHINE, "if (engine != nullptr && MayExclude({engine->name})) return Exclude({engine->name}, why);\n"
              "      return Abort(why);", "static_cast<void>(engine);\n      return;")]),
@@ -138,10 +136,14 @@ MUTANTS = [
            [(PARTICIPANT, "  if (attempt->drained) return then();\n",
              "  if (!attempt->drained) {\n    attempt->drained = true;\n    return then();\n  }\n"
              "  if (attempt->drained) return then();\n")], seeds=20000),
+    Mutant("a-model-is-not-waited-for", "a version begins while all engines of a model are cut off",
+           [("server/coordinator/publish_queue.cc", "shared_.AwaitsAModel(engines, head->awaited)", "false")]),
+    Mutant("a-model-is-excluded", "a version goes on without the last engine of a model",
+           [(MACHINE, "    if (spec.every_model && !state_.roster.HasEveryModelWithout(names)) return false;\n", "")]),
     Mutant("flip-without-the-leader", "ranks are told to flip before their leader has",
            [(MACHINE, "      if (!EngineOver(state_, engine.name)) Do(SendCommit{engine.name});",
              "      if (EngineOver(state_, engine.name)) continue;\n      Do(SendCommit{engine.name});\n"
-             "      Do(SendInstalled{engine.name});"),
+             "      Do(SendCommittedEverywhere{engine.name});"),
             (MEMBER, "state_.phase != MemberPhase::kCommitting || (state_.leader && !state_.applied)",
              "state_.phase != MemberPhase::kCommitting")]),
     Mutant("staged-counts-as-decided", "a coordinator takes what engines had staged for what was committed",

@@ -9,7 +9,7 @@ import zlib
 import torch
 import torch.distributed as dist
 from megatron.core import parallel_state
-from safetensors.torch import save_file
+from safetensors.torch import load_file, save_file
 
 import weightwire.fsdp
 import weightwire.megatron
@@ -107,6 +107,38 @@ def train_apart(rank: int, world_size: int, agent: str, checkpoints: dict[str, s
             dist.barrier()
 
 
+def train_verified(rank: int, world_size: int, agent: str, checkpoints: dict[str, str], out: str):
+    """Each version is compared with what its oracle saved. In version 3 one element of the reward model is not what it says; nor is
+    it in version 6, of the actor alone; in version 7 the oracle of the reward model fails on one rank."""
+    models, now = Models(checkpoints), 0
+
+    def export(name: str):
+        def pairs():
+            if (now, name, rank) == (7, "reward", 2):
+                raise RuntimeError("no such file")
+            for tensor, value in load_file(f"{out}/{name}-v{now}.safetensors").items():
+                if name == "reward" and now in (3, 6) and tensor == "model.norm.weight":
+                    value.view(torch.int16)[1] ^= 1
+                yield tensor, value
+        return pairs
+
+    parts = {name: weightwire.megatron.model(models.jobs[name].chunks, checkpoint, verify=export(name))
+             for name, checkpoint in checkpoints.items()}
+    with weightwire.models.Publisher(parts, agent=agent, verify_every=1) as publisher:
+        for version, which, said in ((1, None, ""), (2, None, ""), (3, None, "reward::model.norm.weight"),
+                                     (4, ["actor"], "'reward' was not published yet"), (5, None, ""), (6, ["actor"], ""),
+                                     (7, None, "no such file")):
+            now = version
+            for name in checkpoints:
+                models.train(name, version, out)
+            try:
+                publisher.publish(version, models=which).wait_released(timeout=60)
+                assert not said, said
+            except WeightwireError as error:
+                assert said and said in str(error), (version, error)
+            dist.barrier()
+
+
 class Actor(torch.nn.Module):
     def __init__(self):
         super().__init__()
@@ -133,12 +165,18 @@ def publish_on_disjoint_ranks(rank: int, world_size: int, agent: str, out: str):
     actor = fully_shard(Actor(), mesh=mesh) if rank < 2 else None
     critic = torch.nn.Linear(7, 3) if rank >= 2 else None
     draft = torch.nn.Linear(5, 5, bias=False) if rank == 3 else None
-    with weightwire.models.Publisher({"critic": weightwire.torch.model(critic), "draft": weightwire.torch.model(draft),
-                                      "actor": weightwire.fsdp.model(actor)}, agent=agent) as publisher:
+    wholes: dict[str, dict[str, torch.Tensor]] = {}
+
+    def verify(name: str):
+        return lambda: wholes[name].items()
+
+    parts = {"critic": weightwire.torch.model(critic, verify=verify("critic")), "draft": weightwire.torch.model(draft),
+             "actor": weightwire.fsdp.model(actor, verify=verify("actor"))}
+    with weightwire.models.Publisher(parts, agent=agent) as publisher:
         for version in (1, 2, 3):
             for name, module, blank in (("actor", actor, Actor()), ("critic", critic, torch.nn.Linear(7, 3)),
                                         ("draft", draft, torch.nn.Linear(5, 5, bias=False))):
-                whole = fill(blank, name, version)
+                whole = wholes[name] = fill(blank, name, version)
                 if rank == 0:
                     save_file(whole, f"{out}/{name}-v{version}.safetensors")
                 for key, parameter in (module.named_parameters() if module is not None else ()):
@@ -151,6 +189,15 @@ def publish_on_disjoint_ranks(rank: int, world_size: int, agent: str, out: str):
                         parameter.data.copy_(value)
             dist.barrier()
             publisher.publish(version).wait_released(timeout=60)
+            dist.barrier()
+        if rank == 1:
+            wholes["actor"]["layers.1.bias"][11] += 1  # its last element
+        for which, said in ((["draft"], "without `verify`"), (["actor"], "actor::layers.1.bias: 0.0833 of 12 elements")):
+            try:
+                publisher.publish(4, models=which, verify=True)
+                raise AssertionError(f"not refused: {said}")
+            except WeightwireError as error:
+                assert said in str(error), error
             dist.barrier()
 
 

@@ -17,7 +17,7 @@ import pytest
 from conftest import BINARIES, ROOT, HfEngine, read_safetensors
 from demo.fleet import Daemon
 from models_engine import digest
-from models_ranks import disagree, publish_on_disjoint_ranks, train_apart, train_through_kills, train_two
+from models_ranks import disagree, publish_on_disjoint_ranks, train_apart, train_through_kills, train_two, train_verified
 from weightwire import Client, Subscriber, boxes
 from world import World
 
@@ -49,6 +49,15 @@ def test_two_megatron_models_of_one_process_group_arrive_together(daemon, engine
 def test_what_is_not_published_stays_as_it_was_published(daemon, engines, tmp_path):
     with World(train_apart, 4, daemon.agent_socket, CHECKPOINTS, str(tmp_path)) as world:
         for version, of in ((1, {"actor": 1, "reward": 1}), (2, {"actor": 2, "reward": 1}), (3, {"actor": 2, "reward": 3})):
+            for model, engine in engines.items():
+                engine.expect(version, tmp_path / f"{model}-v{of[model]}.safetensors", world)
+        world.join()
+
+
+def test_each_model_is_compared_with_its_own_export(daemon, engines, tmp_path):
+    with World(train_verified, 4, daemon.agent_socket, CHECKPOINTS, str(tmp_path)) as world:
+        for version, of in ((1, {"actor": 1, "reward": 1}), (2, {"actor": 2, "reward": 2}), (5, {"actor": 5, "reward": 5}),
+                            (6, {"actor": 6, "reward": 5})):
             for model, engine in engines.items():
                 engine.expect(version, tmp_path / f"{model}-v{of[model]}.safetensors", world)
         world.join()
@@ -128,10 +137,18 @@ def test_twenty_versions_with_kills_are_served_of_both_models_or_of_neither(tmp_
     world = World(train_through_kills, 4, agents[0].agent_socket, CHECKPOINTS, str(tmp_path), 1)
     committed, hit = 0, {"nothing": 0, "engine": 0, "coordinator": 0, "trainer": 0}
 
+    def told_now() -> str:
+        with Client(address) as client:
+            status = client.status()
+        lines = [f"kills {hit}, version {status.committed_version} is committed; waits for {status.waiting_for!r}"]
+        lines += [f"{one.name}: {one.state}, version {one.version}, {one.last_error}" for one in status.engines]
+        lines += [f"epoch {one.epoch}: {one.kind} of {one.version}, {one.phase}, {one.engines}, without {one.left_out}, {one.why}" for one in status.epochs[:4]]
+        return "\n".join([*lines, *(f"{e.name} took {[flip['version'] for flip in e.served()]}" for e in engines)])
+
     def until(what: str, condition, seconds: float = 60):
         end = time.monotonic() + seconds
         while not (answer := condition()):
-            assert time.monotonic() < end, f"{what}: not within {seconds} s: {[(e.name, e.served()[-2:]) for e in engines]}\n{world.logs()}"
+            assert time.monotonic() < end, f"{what}: not within {seconds} s: {told_now()}\n{world.logs()}"
             time.sleep(0.01)
         return answer
 

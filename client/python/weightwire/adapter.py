@@ -62,6 +62,10 @@ class Model:
     world_size: int
     #: Called before `read`, on every rank of the trainer: it may be a collective.
     before: Callable[[], None] = lambda: None
+    #: The trainer's own export of the model, which every rank that shares it calls to its end; other ranks give one, too.
+    export: export_check.Export | None = None
+    #: What lies where, in boxes of the checkpoint's tensors.
+    held: Callable[[Sequence[Live]], list[Held]] = lambda lives: [live.held for live in lives]
 
 
 def refuse(message: str, *, tensor: str = "", remedy: str = "") -> errors.RefusedError:
@@ -367,12 +371,20 @@ class LivePublisher:
                          "(writes through .data)", tensor=changed[0],
                          remedy="publish again: they are copied for every version from now on; versions before may lack the change")
 
+    def _exports(self) -> bool:
+        """Is there something to compare with? All ranks say the same."""
+        return self._export is not None
+
+    def _differences(self, lives: Sequence[Live], local: Mapping[str, torch.Tensor]) -> dict[str, export_check.Difference]:
+        assert self._export is not None
+        return export_check.differences(self._export, self._held(lives), local)
+
     def _verifies(self, asked: bool) -> bool:
-        return asked or (self._export is not None and bool(
+        return asked or (self._exports() and bool(
             self._published == 0 or (self._verify_every and self._published % self._verify_every == 0)))
 
     def _verify(self, version: int, lives: Sequence[Live], asked: bool) -> None:
-        if self._export is None:
+        if not self._exports():
             if asked and not self._frozen:
                 raise refuse("this publisher was opened without `verify`", remedy="open it with verify=, the trainer's own export")
             return
@@ -381,7 +393,7 @@ class LivePublisher:
             failed = ""
             try:
                 with torch.no_grad():
-                    found = export_check.differences(self._export, self._held(lives), self._place.tensors())
+                    found = self._differences(lives, self._place.tensors())
             except Exception as error:  # of the trainer's export: the other ranks must hear of it
                 failed = f"{type(error).__name__}: {error}"
             export_check.check(version, found, publish_together(self.world_size), failed)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, field
-from typing import Iterator, Mapping, Sequence
+from typing import Iterable, Iterator, Mapping, Sequence
 
 from weightwire.memory import TensorMeta
 from weightwire.v1 import types_pb2
@@ -116,7 +116,9 @@ def submission(canonical: Mapping[str, TensorMeta], held: Sequence[Held]) -> typ
     return types_pb2.LayoutSubmission(boxes=explicit)
 
 
-def of_model(name: str, layout: types_pb2.LayoutSubmission, rank: int, world_size: int) -> types_pb2.LayoutSubmission:
-    """`layout` as that of the model `name`, of which this is rank `rank` of `world_size`."""
-    model = types_pb2.LayoutSubmission.Model(name=name, rank=rank, world_size=world_size, layout=layout)
-    return types_pb2.LayoutSubmission(models=types_pb2.LayoutSubmission.Models(models=[model]))
+def of_models(models: Iterable[tuple[str, types_pb2.LayoutSubmission, int, int]]) -> types_pb2.LayoutSubmission:
+    """The layouts of several models of a trainer, or of the one that an engine holds: (name, layout, rank, world size) of each, the
+    rank among those that share the model."""
+    return types_pb2.LayoutSubmission(models=types_pb2.LayoutSubmission.Models(models=[
+        types_pb2.LayoutSubmission.Model(name=name, rank=rank, world_size=world_size, layout=layout)
+        for name, layout, rank, world_size in models]))

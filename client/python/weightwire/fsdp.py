@@ -148,10 +148,11 @@ def read_flat(prefix: str, flat: torch.nn.Parameter, names: Names | None) -> tup
     return Live(held, local.detach()), canonical
 
 
-def model(module: torch.nn.Module | None, *, names: Names | None = None) -> Model:
+def model(module: torch.nn.Module | None, *, names: Names | None = None,
+          verify: Export | Literal["export"] | None = None) -> Model:
     """A sharded module as one of the models of a `weightwire.models.Publisher`. Every rank of torch.distributed calls it, with None
-    where it has nothing of it (the module's mesh is on other ranks)."""
-    return box_model((lambda: read_sharded(module, names)) if module is not None else None)
+    where it has nothing of it (the module's mesh is on other ranks), and the same for `verify`, which the others call."""
+    return box_model((lambda: read_sharded(module, names)) if module is not None else None, hf_export.export_of(module, verify))
 
 
 class Publisher(BoxPublisher):

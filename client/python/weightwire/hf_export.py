@@ -40,9 +40,11 @@ def exported(module: Any, canonical: Mapping[str, TensorMeta], lives: Sequence[L
 
 
 def export_of(module: Any, verify: Export | Literal["export"] | None) -> Export | None:
-    """"export": what transformers saves of a live model, gathered a layer at a time on every rank."""
+    """"export": what transformers saves of a live model, gathered a layer at a time on every rank; of None nothing."""
     if verify != "export":
         return verify
+    if module is None:
+        return lambda: ()
     model = _model_of(module)
     if model is None:
         raise refuse(f"verify=\"export\" needs a model of transformers 5 or newer, and this is a {type(module).__name__}",

@@ -25,7 +25,7 @@ from weightwire.export_check import Export
 from weightwire.megatron_state import RankState, chunks_of, read_state, spec_of, unwrap
 from weightwire.memory import Arrays
 from weightwire.publisher import DeltaMode, Lineage
-from weightwire.v1 import types_pb2
+from weightwire.session import scheme_layout
 
 #: The model's config.json: as a mapping, as the path of the file or its folder, or as a transformers config.
 Config = Union[Mapping[str, Any], str, "os.PathLike[str]", Any]
@@ -47,44 +47,44 @@ def parallel_spec(models: Union[torch.nn.Module, Sequence[torch.nn.Module]], con
 
     RefusedError when the ranks are ordered in a way that the scheme does not know, or disagree; it names the rank.
     """
+    return _place(models, config_of(config))[0]
+
+
+def _place(models: Union[torch.nn.Module, Sequence[torch.nn.Module], None], config: Mapping[str, Any]) -> tuple[str, int, int]:
+    """The spec, and of the ranks that share the model this one's number and how many they are; (…, 0, 0): it has nothing of it."""
     if not dist.is_initialized():
         raise RuntimeError("megatron-core runs under torch.distributed, which is not initialised")
-    chunks, _ = megatron_options.checked(models)
-    state = read_state(chunks, dist.get_rank())
-    states: list[RankState] = [state] * dist.get_world_size()
-    dist.all_gather_object(states, state)
-    return spec_of(states, config_of(config))
-
-
-def model(models: Union[torch.nn.Module, Sequence[torch.nn.Module], None], config: Config) -> Model:
-    """One of the models of a `weightwire.models.Publisher`. Every rank of torch.distributed calls it, with None for `models` where
-    it has nothing of it.
-
-    How the model is parallel is read from its own process groups (`pg_collection` of its modules; from
-    megatron.core.parallel_state where it has none), so that several may be parallel in different ways. Arguments as Publisher's.
-    """
-    described = config_of(config)
-    text = json.dumps(described)
-    chunks: list[torch.nn.Module] = []
-    mine: RankState | None = None
-    if models is not None:
-        chunks, _ = megatron_options.checked(models)
-        mine = read_state(chunks, dist.get_rank())
+    mine = read_state(megatron_options.checked(models)[0], dist.get_rank()) if models is not None else None
     states: list[RankState | None] = [mine] * dist.get_world_size()
     dist.all_gather_object(states, mine)
     shares = [state for state in states if state is not None]
     if not shares:
         raise refuse("no rank has anything of the model", remedy="give the chunks on the ranks that hold it, None on the others")
-    spec = spec_of([replace(state, rank=rank) for rank, state in enumerate(shares)], described)
-    if mine is None:
-        return Model(lambda: [], lambda lives: _submission(text, spec, lives), 0, 0)
-    return Model(lambda: _read(chunks, described), lambda lives: _submission(text, spec, lives), shares.index(mine), len(shares),
-                 lambda: megatron_options.gather_delayed(chunks))
+    spec = spec_of([replace(state, rank=rank) for rank, state in enumerate(shares)], config)
+    return (spec, shares.index(mine), len(shares)) if mine is not None else (spec, 0, 0)
 
 
-def _submission(config: str, spec: str, lives: Sequence[Live]) -> types_pb2.LayoutSubmission:
-    return types_pb2.LayoutSubmission(scheme=types_pb2.LayoutSubmission.Scheme(
-        config_json=config, topology=types_pb2.ParallelTopology(spec=spec), observed=[live.held.meta.to_proto() for live in lives]))
+def model(models: Union[torch.nn.Module, Sequence[torch.nn.Module], None], config: Config, *, verify: Export | None = None) -> Model:
+    """One of the models of a `weightwire.models.Publisher`. Every rank of torch.distributed calls it, with None for `models` where
+    it has nothing of it.
+
+    How the model is parallel is read from its own process groups (`pg_collection` of its modules; from
+    megatron.core.parallel_state where it has none), so that several may be parallel in different ways. Arguments as Publisher's;
+    `verify` is called on the ranks that share the model.
+    """
+    described = config_of(config)
+    spec, rank, world_size = _place(models, described)
+    chunks = chunks_of(models) if models is not None else []
+    text = json.dumps(described)
+    return Model(lambda: _read(chunks, described) if chunks else [],
+                 lambda lives: scheme_layout(text, spec, [live.held.meta for live in lives]), rank, world_size,
+                 lambda: megatron_options.gather_delayed(chunks), verify, lambda _: _rank_boxes(text, spec, rank))
+
+
+def _rank_boxes(config_text: str, spec: str, rank: int) -> list[Held]:
+    from weightwire.checkpoint.planner import planner_of
+
+    return planner_of(config_text).rank_boxes(spec, rank)
 
 
 def named_tensors(models: Union[torch.nn.Module, Sequence[torch.nn.Module]],
@@ -215,6 +215,4 @@ class Publisher(LivePublisher):
         self._config_text = text
 
     def _held(self, lives: Sequence[Live]) -> list[Held]:
-        from weightwire.checkpoint.planner import planner_of
-
-        return planner_of(self._config_text).rank_boxes(self.spec, self.rank)
+        return _rank_boxes(self._config_text, self.spec, self.rank)

@@ -15,10 +15,12 @@ import re
 from dataclasses import replace
 from typing import Any, Collection, Mapping, Sequence
 
+import torch
+
 from weightwire.adapter import DeviceChoice, Live, LivePublisher, Model, refuse
-from weightwire.boxes import Held
+from weightwire.boxes import Held, of_models
+from weightwire.export_check import Difference, differences
 from weightwire.publisher import DeltaMode, Lineage, Publisher as BasePublisher, Release
-from weightwire.v1 import types_pb2
 
 __all__ = ["Model", "Publisher"]
 
@@ -31,12 +33,13 @@ class Publisher(LivePublisher):
     models: by the names that engines give; made on every rank by `megatron.model`, `fsdp.model` or `torch.model`, all with
             the same names
 
-    A version is one decision: engines of all models serve it, or none does. See LivePublisher for what `publish` promises; there is
-    no `verify`.
+    A version is one decision: engines of all models serve it, or none does. See LivePublisher for what `publish` promises. With
+    `verify_every` those models are compared that were made with `verify`, as LivePublisher says.
     """
 
     def __init__(self, models: Mapping[str, Model], *, group: str = "trainer", job: str = "", agent: str | None = None,
-                 timeout: float = 30.0, lineage: Lineage = None, device: DeviceChoice = None, delta: DeltaMode = None):
+                 timeout: float = 30.0, lineage: Lineage = None, verify_every: int = 0, device: DeviceChoice = None,
+                 delta: DeltaMode = None):
         for name in models:
             if not _NAME.fullmatch(name):
                 raise refuse(f"no model can be called {name!r}", remedy="use letters, digits, '.', '_' and '-', at most 64")
@@ -48,7 +51,7 @@ class Publisher(LivePublisher):
         self._whole: set[str] = set()  # models that lie in the shared memory as they were published last
         self._lives: dict[str, Sequence[Live]] = {}  # as read last, by their own names
         super().__init__(self._read_chosen, self._bind_all, rank=None, world_size=None, group=group, job=job, agent=agent, timeout=timeout,
-                         lineage=lineage, before=self._before_chosen, device=device, delta=delta)
+                         lineage=lineage, before=self._before_chosen, verify_every=verify_every, device=device, delta=delta)
 
     def publish(self, version: int, *, models: Collection[str] | None = None, deadline: float = 120.0,
                 manual_commit: bool = False, verify: bool = False) -> Release:
@@ -85,9 +88,8 @@ class Publisher(LivePublisher):
         return f"{model}::" if len(self._models) > 1 else ""
 
     def _bind_all(self, base: BasePublisher, _: Sequence[Live]) -> Any:
-        of = [types_pb2.LayoutSubmission.Model(name=name, rank=model.rank, world_size=model.world_size,
-                                               layout=model.layout(self._lives[name])) for name, model in self._models.items()]
-        return base.bind_boxes(types_pb2.LayoutSubmission(models=types_pb2.LayoutSubmission.Models(models=of)))
+        return base.bind_boxes(of_models((name, model.layout(self._lives[name]), model.rank, model.world_size)
+                                         for name, model in self._models.items()))
 
     def _open_again(self, lives: Sequence[Live], end: float) -> None:
         self._whole.clear()
@@ -100,6 +102,20 @@ class Publisher(LivePublisher):
             return self._bound
         of = tuple(map(self._local, self._chosen))
         return {name: held for name, held in self._bound.items() if name.startswith(of)}
+
+    def _exports(self) -> bool:
+        return any(self._models[name].export is not None for name in self._chosen)
+
+    def _differences(self, lives: Sequence[Live], local: Mapping[str, torch.Tensor]) -> dict[str, Difference]:
+        found: dict[str, Difference] = {}
+        for name in self._chosen:
+            model, prefix = self._models[name], self._local(name)
+            if model.export is None or model.world_size == 0:
+                continue
+            its = {tensor.removeprefix(prefix): array for tensor, array in local.items() if tensor.startswith(prefix)}
+            of = differences(model.export, model.held(self._lives[name]), its)
+            found |= {prefix + tensor: replace(one, tensor=prefix + tensor) for tensor, one in of.items()}
+        return found
 
     def _still_frozen(self, lives: Sequence[Live]) -> dict[str, Live]:
         """By model: one of which nothing is trained changes by other means."""

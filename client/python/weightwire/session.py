@@ -36,6 +36,12 @@ def default_agent_socket() -> str:
     return os.environ.get("WEIGHTWIRE_AGENT_SOCKET", f"{runtime}/weightwire-{os.getuid()}/agent.sock")
 
 
+def scheme_layout(config_json: str, spec: str, observed: Sequence[TensorMeta]) -> types_pb2.LayoutSubmission:
+    """What a rank submits that holds these tensors by a scheme, "megatron:tp2,pp2"."""
+    return types_pb2.LayoutSubmission(scheme=types_pb2.LayoutSubmission.Scheme(
+        config_json=config_json, topology=types_pb2.ParallelTopology(spec=spec), observed=[meta.to_proto() for meta in observed]))
+
+
 def _fd_call(path: str, op: int, token: int, fd: int | None, timeout: float) -> tuple[int, int | None]:
     """One exchange on the fd socket; returns (token, fd or None)."""
     fds: list[int] = []
@@ -218,9 +224,7 @@ class Session:
 
     def submit_layout(self, config_json: str, spec: str, observed: Sequence[TensorMeta]) -> list[TensorMeta]:
         """Negotiates a scheme's layout; returns the tensors in binding order."""
-        agreed, _ = self.submit(types_pb2.LayoutSubmission(scheme=types_pb2.LayoutSubmission.Scheme(
-            config_json=config_json, topology=types_pb2.ParallelTopology(spec=spec),
-            observed=[meta.to_proto() for meta in observed])))
+        agreed, _ = self.submit(scheme_layout(config_json, spec, observed))
         return agreed
 
     def submit(self, layout: types_pb2.LayoutSubmission) -> tuple[list[TensorMeta], list[str]]:

@@ -180,7 +180,7 @@ class Subscriber:
     def bind_submission(self, layout: types_pb2.LayoutSubmission) -> list[str]:
         """As `bind`, for any layout (explicit boxes included)."""
         if self._model_name:
-            layout = boxes.of_model(self._model_name, layout, self._place["rank"], self._place["world_size"])
+            layout = boxes.of_models([(self._model_name, layout, self._place["rank"], self._place["world_size"])])
         self._layout = layout
         return self._map_stage(self._session)
 

@@ -167,7 +167,7 @@ class BoxPublisher(LivePublisher):
             before=_comparing(read, world_size, before), **where)
 
 
-def box_model(read: Callable[[], Reading] | None) -> Model:
+def box_model(read: Callable[[], Reading] | None, export: Export | None) -> Model:
     """What `read` finds as one of several models; None: this rank has nothing of it. A collective of torch.distributed.
 
     RefusedError, on all ranks: one cannot read its module, no rank has any of it, or two describe other whole tensors
@@ -188,25 +188,24 @@ def box_model(read: Callable[[], Reading] | None) -> Model:
     shares = [other for other, whole in enumerate(everyone) if whole is not None]
     if not shares:
         raise refuse("no rank has anything of the model", remedy="give the module on the ranks that hold it, None on the others")
-    canonical = everyone[shares[0]]
     for other in shares:
         whole = everyone[other]
         if isinstance(whole, str):
             raise refuse(f"rank {other} cannot publish: {whole}")
-        if whole != canonical:
+        if whole != everyone[shares[0]]:
             raise refuse(f"ranks {shares[0]} and {other} describe different models",
                          remedy="give the same module, and the same `names`, on every rank that has any of it")
-    if read is None:
-        whole = cast("Mapping[str, TensorMeta]", canonical)
-        return Model(lambda: [], lambda lives: boxes.submission(whole, []), 0, 0, _comparing(lambda: (whole, []), None))
-    return Model(lambda: read()[1], lambda lives: boxes.submission(read()[0], [live.held for live in lives]), shares.index(rank),
-                 len(shares), _comparing(read, None))
+    canonical = cast("Mapping[str, TensorMeta]", everyone[shares[0]])
+    reads: Callable[[], Reading] = read if read is not None else lambda: (canonical, [])
+    at, count = (shares.index(rank), len(shares)) if read is not None else (0, 0)
+    return Model(lambda: reads()[1], lambda lives: boxes.submission(canonical, [live.held for live in lives]), at, count,
+                 _comparing(reads, None), export)
 
 
-def model(source: Source | None, *, names: Names | None = None) -> Model:
+def model(source: Source | None, *, names: Names | None = None, verify: Export | Literal["export"] | None = None) -> Model:
     """A module with whole tensors as one of the models of a `weightwire.models.Publisher`. Every rank of torch.distributed calls it;
-    source: as Publisher's, None on ranks that have nothing of it."""
-    return box_model((lambda: read_whole(source, names)) if source is not None else None)
+    source: as Publisher's, None on ranks that have nothing of it. verify: as Publisher's, on every rank; called where `source` is."""
+    return box_model((lambda: read_whole(source, names)) if source is not None else None, hf_export.export_of(source, verify))
 
 
 class Publisher(BoxPublisher):
@@ -230,8 +229,8 @@ class Publisher(BoxPublisher):
 class Receiver:
     """A module that follows what a trainer publishes: a reference model, an evaluator, an engine of one's own.
 
-    model_name: as Subscriber. source, names, rank, world_size: as Publisher; with several ranks, which are then those of torch.distributed, all must
-    make one, and call `receive` together.
+    model_name: as Subscriber. source, names, rank, world_size: as Publisher; with several ranks, which are then those of
+    torch.distributed, all must make one, and call `receive` together.
     """
 
     #: Seconds for which ranks wait for one another beyond the timeout of `receive`: calls do not begin at one moment.

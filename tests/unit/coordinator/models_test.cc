@@ -301,6 +301,165 @@ TEST_F(CoordinatorModels, AQuorumHasAnEngineOfEveryModel) {
   }
 }
 
+/// What keeps the engines of a model away for a while leaves none of them a version behind: nobody
+/// else could fill them. No version follows that would make it right.
+class CoordinatorModelsAway : public CoordinatorModels {
+ protected:
+  /// Sources that can drop a reader: an engine that is lost could be left out.
+  CoordinatorModelsAway() {
+    fleet_.agent_features |= control::kFeatureExclude;
+    fleet_.Restart();
+    Trainer();
+    actor_ = Engine("actor-a", "actor");
+    reward_ = Engine("reward-a", "reward");
+    Publish(1);
+    ExpectServed(1, 1);
+    claim_.serving = {fleet_.coordinator->Snapshot().committed, Version(1)};
+  }
+  void ExpectServed(uint64_t actor, uint64_t reward) {
+    EXPECT_EQ(fleet_.EngineNamed("actor-a").version, Version(actor));
+    EXPECT_EQ(fleet_.EngineNamed("reward-a").version, Version(reward));
+  }
+  FakeAgent& RewardAgent() { return fleet_.Agent("reward-a-agent"); }
+  /// Version 2, which the reward model's engine receives for as long as it may.
+  void BeginVersion2() {
+    RewardAgent().deaf = [](const epoch::Command& command) {
+      return std::holds_alternative<epoch::TransferCommand>(command);
+    };
+    Publish(2);
+    ASSERT_EQ(fleet_.Newest().phase, epoch::Phase::kTransferring);
+  }
+  void Cut() {
+    fleet_.coordinator->Disconnected(RewardAgent().id());
+    fleet_.Run();
+  }
+  /// The same process as before says what it serves.
+  void Resume(const std::string& group, const epoch::Member& member, const std::string& model) {
+    const auto& canonical = model == "actor" ? SmallModel() : Reward();
+    const auto again = fleet_.Register(group + "-agent", control::GroupRole::kEngine, group, 0, 1,
+                                       member.incarnation.value, claim_);
+    ASSERT_TRUE(again.has_value()) << again.error().ToString();
+    ASSERT_TRUE(Submit(*again, {Part(model, canonical, 0, 1)}).has_value());
+    fleet_.Run();
+  }
+  void ResumeReward(bool opens = true) {
+    RewardAgent().deaf = nullptr;
+    if (opens) {
+      ASSERT_TRUE(RewardAgent().Open().has_value());
+    }
+    Resume("reward-a", reward_, "reward");
+  }
+  /// Another coordinator, to which everybody has come but the reward model's engine.
+  void RestartWithoutReward() {
+    fleet_.Restart();
+    for (auto& [name, agent] : fleet_.agents) ASSERT_TRUE(agent->Open().has_value());
+    trainer_.clear();
+    replies_.clear();
+    Trainer();
+    Resume("actor-a", actor_, "actor");
+  }
+
+  void ExpectVersion2AfterOneLease() {
+    Publish(2);
+    fleet_.Run(fleet_.options.lease - std::chrono::milliseconds(700));
+    EXPECT_EQ(fleet_.EngineNamed("actor-a").version, Version(1));
+    fleet_.Run(std::chrono::seconds(1));
+    EXPECT_EQ(fleet_.EngineNamed("actor-a").version, Version(2));
+  }
+
+  epoch::Member actor_, reward_;
+  control::RejoinState claim_;  ///< of an engine that comes back
+};
+
+TEST_F(CoordinatorModelsAway, ACutWhileBytesMoveLeavesNoModelBehind) {
+  BeginVersion2();
+  Cut();
+  fleet_.Run(std::chrono::seconds(3));
+  ExpectServed(1, 1);
+  EXPECT_THAT(fleet_.coordinator->Snapshot().waiting_for,
+              HasSubstr("no engine of reward is here; it goes on without one in 1.9 s"));
+  ResumeReward();
+  ExpectServed(2, 2);
+}
+
+TEST_F(CoordinatorModelsAway, ACutBeforeAVersionLeavesNoModelBehind) {
+  Cut();
+  Publish(2);
+  fleet_.Run(std::chrono::seconds(3));
+  ExpectServed(1, 1);
+  ResumeReward();
+  ExpectServed(2, 2);
+}
+
+TEST_F(CoordinatorModelsAway, AnotherCoordinatorLeavesNoModelBehind) {
+  RestartWithoutReward();
+  Publish(2);
+  fleet_.Run(std::chrono::seconds(3));
+  EXPECT_EQ(fleet_.EngineNamed("actor-a").version, Version(1));
+  ResumeReward(false);
+  ExpectServed(2, 2);
+}
+
+TEST_F(CoordinatorModelsAway, AModelThatStaysAwayIsWaitedForOneLease) {
+  Cut();
+  ExpectVersion2AfterOneLease();
+}
+
+TEST_F(CoordinatorModelsAway, AModelThatDoesNotComeToAnotherCoordinatorIsWaitedForOneLease) {
+  RestartWithoutReward();
+  ExpectVersion2AfterOneLease();
+}
+
+TEST_F(CoordinatorModelsAway, AVersionWhoseDeadlinePassesMeanwhileSaysWhatItWaitedFor) {
+  Cut();
+  fleet_.PublishAll(trainer_, 2, false, std::chrono::seconds(2));
+  fleet_.Run(std::chrono::seconds(3));
+  EXPECT_THAT(fleet_.Released(trainer_[0], 2)->message(),
+              HasSubstr("found no engine of reward before its deadline"));
+}
+
+TEST_F(CoordinatorModelsAway, AnEngineThatIsKnownToBeGoneIsNotWaitedFor) {
+  BeginVersion2();
+  RewardAgent().Report(
+      epoch::LostReport{reward_, Status(Code::kAborted, Reason::kMemberLost, "killed")});
+  fleet_.Run();
+  EXPECT_EQ(fleet_.EngineNamed("actor-a").version, Version(2));
+}
+
+TEST_F(CoordinatorModelsAway, AnEngineThatComesAndGoesIsLeftBehindInTheEnd) {
+  BeginVersion2();
+  for (int times = 0; times < 3; ++times) {
+    ExpectServed(1, 1);
+    Cut();
+    if (times == 2) break;
+    const auto deaf = RewardAgent().deaf;
+    ASSERT_TRUE(RewardAgent().Open().has_value());
+    RewardAgent().deaf = deaf;
+    Resume("reward-a", reward_, "reward");
+    ASSERT_EQ(fleet_.Newest().phase, epoch::Phase::kTransferring);
+  }
+  fleet_.Run();
+  EXPECT_EQ(fleet_.EngineNamed("actor-a").version, Version(2));
+}
+
+TEST_F(CoordinatorModelsAway, ARollbackWaitsForAllModels) {
+  Publish(2);
+  ExpectServed(2, 2);
+  claim_.holds = {claim_.serving};
+  claim_.serving = {fleet_.coordinator->Snapshot().committed, Version(2)};
+  Cut();
+  std::optional<Result<RolledBack>> answer;
+  fleet_.coordinator->Rollback(Version(1), [&](auto result) { answer = std::move(result); });
+  fleet_.Run(std::chrono::seconds(3));
+  EXPECT_FALSE(answer.has_value());
+  ExpectServed(2, 2);
+  EXPECT_THAT(fleet_.coordinator->Snapshot().waiting_for,
+              HasSubstr("rollback to version 1: no engine of reward is here"));
+  ResumeReward();
+  ASSERT_TRUE(answer.has_value() && answer->has_value());
+  ExpectServed(1, 1);
+}
+
 /// One model ties its head to the embedding, the other does not.
 TEST_F(CoordinatorModels, HeadsAreComparedModelByModel) {
   const layout::TensorSpec embed{"model.embed_tokens.weight", layout::DType::kBF16, {6, 2}};

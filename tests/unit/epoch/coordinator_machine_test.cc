@@ -396,8 +396,35 @@ TEST(EpochMachine, AnEngineThatIsAloneOfItsModelIsNotLeftBehind) {
   }
 }
 
-TEST(EpochMachine, WhenTheLastEngineOfAModelIsGoneTheOthersAreAQuorum) {
+TEST(EpochMachine, TheLastEngineOfAModelIsNotExcludedBeforeTheDecision) {
+  for (const Phase phase : {Phase::kPreparing, Phase::kTransferring, Phase::kStaged}) {
+    Spec spec = TwoModels().machine->state.spec;
+    spec.quorum = 0;
+    spec.manual_commit = true;
+    Machine machine(spec);
+    const TwoModels two;
+    for (const Member& m : {kSource0, kSource1, kB0, two.c, two.d}) {
+      if (phase != Phase::kPreparing) machine.Give(PreparedEvent{m});
+    }
+    if (phase == Phase::kStaged) {
+      for (const Member& m : {kB0, two.c}) machine.Give(StagedEvent{m, DigestsOf(kB0)});
+      machine.Give(StagedEvent{two.d, {{kPlanA, 0, 70}, {kPlanA, 1, 71}, {kPlanA, 2, 72}}});
+      for (const Member& m : {kSource0, kSource1}) {
+        machine.Give(SourceDoneEvent{m, DigestsOf(m)});
+      }
+    }
+    ASSERT_EQ(machine.state.phase, phase);
+    machine.Give(LostEvent{two.c, kGone});
+    EXPECT_EQ(machine.state.phase, phase) << "engine-b holds the model, too";
+    machine.Give(LostEvent{kB0, kGone});
+    EXPECT_EQ(machine.state.phase, Phase::kAborting);
+    EXPECT_EQ(machine.state.excluded, std::set<std::string>{"engine-c"});
+  }
+}
+
+TEST(EpochMachine, WhenTheLastEngineOfAModelMayGoTheOthersAreAQuorum) {
   TwoModels two;
+  two.machine->state.spec.every_model = false;
   two.Stage(kB0);
   two.machine->Give(LostEvent{two.d, kGone});
   EXPECT_EQ(Count<ArmGrace>(two.machine->last), 1);
