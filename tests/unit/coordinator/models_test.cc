@@ -301,6 +301,40 @@ TEST_F(CoordinatorModels, AQuorumHasAnEngineOfEveryModel) {
   }
 }
 
+/// Where engines come and go faster than an attempt takes, fewer are asked.
+TEST_F(CoordinatorModels, OfFewerEnginesThatAreAskedOneIsOfEveryModel) {
+  fleet_.options.commit_policy = {CommitPolicy::Kind::kQuorum, 2, std::chrono::milliseconds(500)};
+  fleet_.Restart();
+  Trainer();
+  std::vector<std::string> engines = {"z-reward"};  // the last one by name
+  for (const char letter : std::string("abcdefgh")) {
+    engines.push_back(std::string("actor-") + letter);
+    Engine(engines.back(), "actor");
+  }
+  Engine("z-reward", "reward");
+  Publish(1);
+  for (const std::string& engine : engines) {
+    fleet_.Agent(engine + "-agent").deaf = [](const epoch::Command& command) {
+      return std::holds_alternative<epoch::TransferCommand>(command);
+    };
+  }
+  Publish(2);
+  for (const char* gone : {"actor-a", "actor-b", "actor-c"}) {
+    if (gone == std::string("actor-c")) {
+      for (const std::string& engine : engines) fleet_.Agent(engine + "-agent").deaf = nullptr;
+    }
+    fleet_.coordinator->Disconnected(fleet_.Agent(std::string(gone) + "-agent").id());
+    fleet_.Run();
+  }
+  fleet_.Run(std::chrono::seconds(1));
+  EXPECT_EQ(fleet_.EngineNamed("z-reward").version, Version(2));
+  EXPECT_EQ(fleet_.EngineNamed("actor-h").version, Version(2));
+  const auto& epochs = fleet_.coordinator->Snapshot().epochs;
+  const auto publish = std::ranges::find(epochs, epoch::Kind::kPublish, &EpochStatus::kind);
+  ASSERT_NE(publish, epochs.end());
+  EXPECT_EQ(publish->engines.size(), 3U) << "half of those that are left";
+}
+
 /// What keeps the engines of a model away for a while leaves none of them a version behind: nobody
 /// else could fill them. No version follows that would make it right.
 class CoordinatorModelsAway : public CoordinatorModels {
