@@ -335,6 +335,30 @@ TEST_F(CoordinatorModels, OfFewerEnginesThatAreAskedOneIsOfEveryModel) {
   EXPECT_EQ(publish->engines.size(), 3U) << "half of those that are left";
 }
 
+/// Two actors are a quorum, but the reward model's other engine is gone.
+TEST_F(CoordinatorModels, WhoWasLateIsAskedAgainWhereItIsTheLastOneOfItsModel) {
+  fleet_.options.commit_policy = {CommitPolicy::Kind::kQuorum, 2, std::chrono::milliseconds(500)};
+  fleet_.Restart();
+  Trainer();
+  for (const char* engine : {"actor-a", "actor-b"}) Engine(engine, "actor");
+  const epoch::Member reward_a = Engine("reward-a", "reward");
+  Engine("reward-b", "reward");
+  Publish(1);
+  const auto deaf = [](const epoch::Command& command) {
+    return std::holds_alternative<epoch::TransferCommand>(command);
+  };
+  fleet_.Agent("reward-b-agent").deaf = deaf;
+  Publish(2);
+  fleet_.Agent("reward-a-agent").deaf = deaf;  // from the second attempt on
+  fleet_.Run(std::chrono::milliseconds(600));
+  ASSERT_THAT(fleet_.Newest().engines, ElementsAre("actor-a", "actor-b", "reward-a"));
+  fleet_.Agent("reward-b-agent").deaf = nullptr;
+  fleet_.Agent("reward-a-agent")
+      .Report(epoch::LostReport{reward_a, Status(Code::kAborted, Reason::kMemberLost, "killed")});
+  fleet_.Run(std::chrono::seconds(1));
+  EXPECT_EQ(fleet_.EngineNamed("reward-b").version, Version(2));
+}
+
 /// What keeps the engines of a model away for a while leaves none of them a version behind: nobody
 /// else could fill them. No version follows that would make it right.
 class CoordinatorModelsAway : public CoordinatorModels {
@@ -375,6 +399,15 @@ class CoordinatorModelsAway : public CoordinatorModels {
     ASSERT_TRUE(again.has_value()) << again.error().ToString();
     ASSERT_TRUE(Submit(*again, {Part(model, canonical, 0, 1)}).has_value());
     fleet_.Run();
+  }
+  /// It is cut off again before its layout is known.
+  void ResumeRewardAndCut() {
+    ASSERT_TRUE(RewardAgent().Open().has_value());
+    ASSERT_TRUE(fleet_
+                    .Register("reward-a-agent", control::GroupRole::kEngine, "reward-a", 0, 1,
+                              reward_.incarnation.value, claim_)
+                    .has_value());
+    Cut();
   }
   void ResumeReward(bool opens = true) {
     RewardAgent().deaf = nullptr;
@@ -474,6 +507,49 @@ TEST_F(CoordinatorModelsAway, AnEngineThatComesAndGoesIsLeftBehindInTheEnd) {
   }
   fleet_.Run();
   EXPECT_EQ(fleet_.EngineNamed("actor-a").version, Version(2));
+}
+
+TEST_F(CoordinatorModelsAway, AnEngineThatIsCutOffBeforeItSaysWhatItHoldsIsWaitedForAsWell) {
+  Cut();
+  Publish(2);
+  fleet_.Run(std::chrono::seconds(4));
+  ResumeRewardAndCut();
+  fleet_.Run(std::chrono::seconds(3));
+  ExpectServed(1, 1);
+  ResumeReward();
+  ExpectServed(2, 2);
+}
+
+TEST_F(CoordinatorModelsAway, AVersionWaitsForThreeLeasesAtMost) {
+  Cut();
+  Publish(2);
+  for (int times = 0; times < 3; ++times) {
+    fleet_.Run(std::chrono::seconds(4));
+    ExpectServed(1, 1);
+    ResumeRewardAndCut();
+  }
+  fleet_.Run(std::chrono::seconds(3));
+  EXPECT_EQ(fleet_.EngineNamed("actor-a").version, Version(2)) << "15.6 s after it was published";
+}
+
+TEST_F(CoordinatorModelsAway, ARollbackThatIsCutGoesOnWithAllModels) {
+  Publish(2);
+  claim_.holds = {claim_.serving};
+  claim_.serving = {fleet_.coordinator->Snapshot().committed, Version(2)};
+  RewardAgent().deaf = [](const epoch::Command& command) {
+    return std::holds_alternative<epoch::PrepareCommand>(command);
+  };
+  std::optional<Result<RolledBack>> answer;
+  fleet_.coordinator->Rollback(Version(1), [&](auto result) { answer = std::move(result); });
+  fleet_.Run();
+  Cut();
+  fleet_.Run(std::chrono::seconds(3));
+  EXPECT_FALSE(answer.has_value());
+  ExpectServed(2, 2);
+  ResumeReward();
+  fleet_.Run();
+  ASSERT_TRUE(answer.has_value() && answer->has_value());
+  ExpectServed(1, 1);
 }
 
 TEST_F(CoordinatorModelsAway, ARollbackWaitsForAllModels) {
