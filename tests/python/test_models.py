@@ -4,14 +4,18 @@ which shares no code with the coordinator's schemes."""
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 
 import numpy as np
 import pytest
 
-from conftest import BINARIES, EngineRanks
+import store_reader
+from conftest import BINARIES, EngineRanks, read_safetensors
 from demo import checkpoint, oracle
 from demo.fleet import Daemon
 from weightwire import Client, Publisher, RefusedError, Subscriber, TensorMeta, WeightwireError, boxes
+from weightwire.checkpoint import convert
 from weightwire.v1 import types_pb2
 
 # Odd sizes, and nothing alike but some names.
@@ -182,6 +186,64 @@ def test_a_rollback_takes_both_back_or_neither(hub, groups):
         client.rollback(2)
         actor.serves(2, 2)
         reward.serves(2, 2)
+
+
+@pytest.fixture
+def job(hub, groups, tmp_path):
+    """A trainer of both models, an engine of each, and each model's config.json."""
+    daemon = hub()
+    trainer = Trainer(daemon.agent_socket)
+    engines = [Engine(daemon.agent_socket, f"{model}-a", model) for model in CONFIGS]
+    groups += [trainer, *engines]
+    for model, config in CONFIGS.items():
+        (tmp_path / f"{model}.json").write_text(json.dumps(config))
+    return daemon, trainer, engines
+
+
+def same(stored: dict[str, np.ndarray], model: str, version: int) -> bool:
+    want = content(model, version)
+    return stored.keys() == want.keys() and all(np.array_equal(stored[name].view(np.uint16), want[name]) for name in want)
+
+
+@pytest.mark.parametrize("to", ["hf", "weightwire:vllm:tp2"])
+def test_each_model_is_saved_as_a_checkpoint_of_its_own(job, tmp_path, to):
+    daemon, trainer, engines = job
+    trainer.publish(1, actor=1, reward=1)
+    trainer.publish(2, actor=2)
+    for model, version in (("actor", 2), ("reward", 1)):
+        done = subprocess.run([sys.executable, "-m", "weightwire.checkpoint", "save", tmp_path / model, "--to", to, "--config",
+                               tmp_path / f"{model}.json", "--model-name", model, "--version", "2", "--agent", daemon.agent_socket,
+                               "--timeout", "60"], stdout=subprocess.PIPE, text=True, timeout=120)
+        assert (done.returncode, done.stdout) == (0, f"{tmp_path / model}: version 2\n")
+        convert(tmp_path / model, tmp_path / f"{model}-hf", "hf")
+        assert same({name: bits for name, (_, bits) in read_safetensors(tmp_path / f"{model}-hf/model.safetensors").items()}, model, version)
+        for engine in engines:
+            assert engine.ranks[0].serving.version == 2
+
+
+def test_each_model_is_stored_at_an_address_of_its_own(job, tmp_path):
+    daemon, trainer, _ = job
+    writers = {model: subprocess.Popen([sys.executable, "-m", "weightwire.store", "write", f"file://{tmp_path}/{model}", "--config",
+                                        tmp_path / f"{model}.json", "--model-name", model, "--group", f"store-{model}", "--agent",
+                                        daemon.agent_socket, "--coordinator", daemon.grpc, "--quiet"], stdout=subprocess.PIPE, text=True)
+               for model in CONFIGS}
+    try:
+        for model, writer in writers.items():
+            assert "1 ranks of hf" in writer.stdout.readline(), model
+        trainer.publish(1, actor=1, reward=1)
+        trainer.publish(2, actor=2)
+        trainer.publish(3, actor=3, reward=3)
+        with Client(daemon.grpc) as client:
+            client.wait_version(3, timeout=60)
+        for model, writer in writers.items():
+            while "version 3" not in (line := writer.stdout.readline()):
+                assert line, "the writer ended"
+            ranks = store_reader.read(tmp_path / model, 3)
+            assert same({name: np.frombuffer(data, np.uint16).reshape(shape) for name, (_, shape, data) in ranks[0].items()}, model, 3)
+    finally:
+        for writer in writers.values():
+            writer.terminate()
+            writer.wait(30)
 
 
 def test_an_engine_says_which_model_it_holds(hub, groups):

@@ -107,6 +107,7 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     take.add_argument("--to", required=True, help="as for convert")
     take.add_argument("--config", required=True, help="the model's config.json")
     take.add_argument("--version", type=int, default=0, help="this or a newer one; default: what there is")
+    take.add_argument("--model-name", default="", metavar="NAME", help="which of the trainer's models, where it publishes several")
     compare = commands.add_parser("delta", help="what changed between two checkpoints").add_subparsers(dest="what", required=True)
     tell = compare.add_parser("inspect", help="of each tensor: the share of elements that differ, and the bytes that its changes take")
     tell.add_argument("base", help="the older checkpoint")
@@ -189,7 +190,8 @@ def main(arguments: Optional[List[str]] = None, prog: str = "python -m weightwir
             print(f"version {args.version} is served")
         elif args.command == "save":
             version = save(args.target, args.to, args.config, version=args.version, agent=args.agent, job=args.job,
-                           shard_bytes=args.shard_size, wwctl=args.wwctl, timeout=args.timeout, base=args.base)
+                           shard_bytes=args.shard_size, wwctl=args.wwctl, timeout=args.timeout, base=args.base,
+                           model_name=args.model_name)
             print(f"{args.target}: version {version}")
         elif args.command == "compact":
             print(f"{args.folder}: " + ("stored whole now" if compact(args.folder) else "was stored whole before"))

@@ -106,12 +106,12 @@ def start_engines(folder: PathLike, version: int, *, source_spec: Optional[str] 
 
 def save(target: PathLike, to: str, config: PathLike, *, version: int = 0, agent: Optional[str] = None,
          group: str = "checkpoint", job: str = "", shard_bytes: int = 5_000_000_000, wwctl: Optional[str] = None,
-         timeout: float = 600.0, base: Optional[PathLike] = None) -> int:
+         timeout: float = 600.0, base: Optional[PathLike] = None, model_name: str = "") -> int:
     """Writes the version that engines serve as a checkpoint, as `convert` would; returns its number.
 
     `version`: wait for this one or a newer one; 0 takes the first that comes. Its bytes were verified on arrival and stay
     in this engine's stage (two buffers of the target's size, on this host) while they are written; the fleet waits for
-    this engine in at most the commit after the next. `base`: as for `convert`.
+    this engine in at most the commit after the next. `base`: as for `convert`; `model_name`: as for Subscriber.
     CheckpointError: refused; errors.DeadlineError: no version came within `timeout` seconds.
     """
     final, end = Path(os.path.abspath(target)), time.monotonic() + timeout
@@ -122,8 +122,8 @@ def save(target: PathLike, to: str, config: PathLike, *, version: int = 0, agent
     layout, gone = planner.layout(spec), planner.filtered(spec).gone
     kept = [[meta for meta in rank if not gone or meta.name not in gone[number]] for number, rank in enumerate(layout)]
     with ExitStack() as stack:
-        ranks = [stack.enter_context(Subscriber(group=group, rank=rank, world_size=len(layout), job=job, agent=agent))
-                 for rank in range(len(layout))]
+        ranks = [stack.enter_context(Subscriber(group=group, rank=rank, world_size=len(layout), job=job, agent=agent,
+                                                model_name=model_name)) for rank in range(len(layout))]
         text = Path(config).read_text()
         for subscriber, tensors in zip(ranks, layout):
             subscriber.bind(text, spec, tensors)

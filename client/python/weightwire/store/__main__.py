@@ -74,6 +74,8 @@ def _parser(prog: str) -> argparse.ArgumentParser:
     one.add_argument("--layout", default="hf", metavar="SPEC", help="in which versions are stored; its ranks are written side by side: "
                                                                     "hf, fsdp:dp8, … [hf]")
     one.add_argument("--group", default="store", help="its name among the engines [store]")
+    one.add_argument("--model-name", default="", metavar="NAME", help="which of the trainer's models, where it publishes several; each has "
+                                                                      "a URL of its own")
     two = commands.add_parser("follow", parents=[url, live, progress], help="the follower: the trainer of this site, which publishes what is stored")
     two.add_argument("--site", default=socket.gethostname(), help="the name of this site in the store [this host's]")
     two.add_argument("--group", default="trainer", help="its name as a trainer [trainer]")
@@ -132,7 +134,7 @@ def _write(args: argparse.Namespace, reader: Reader) -> int:
     writer = Writer(reader, read_config(Path(args.config)), args.layout, agent=args.agent, group=args.group, job=args.job,
                     coordinator=args.coordinator or os.environ.get("WEIGHTWIRE_ADDRESS"), signer=signer(args.sign),
                     anchor_every=args.anchor_every, part_bytes=args.part_size, workers=args.workers, figures=figures, on_stored=_say,
-                    on_progress=_progress(args))
+                    on_progress=_progress(args), model_name=args.model_name)
     return _serve(args, figures, writer.run, writer.stop)
 
 

@@ -54,14 +54,15 @@ class Writer:
     def __init__(self, reader: Reader, config: str, spec: str = "hf", *, agent: Optional[str] = None, group: str = "store", job: str = "",
                  coordinator: Optional[str] = None, signer: Optional[Signer] = None, anchor_every: int = ANCHOR_EVERY,
                  part_bytes: int = PART_BYTES, workers: int = WORKERS, wwctl: Optional[str] = None, figures: Optional[Figures] = None,
-                 on_stored: Callable[[str], None] = lambda _: None, on_progress: OnProgress = no_progress):
+                 on_stored: Callable[[str], None] = lambda _: None, on_progress: OnProgress = no_progress, model_name: str = ""):
         """config: text of the model's config.json; spec: the layout in which versions are stored, "hf", "fsdp:dp8"; its
         ranks are coded and written side by side.
         coordinator: is asked, as `wwctl verify` does, what the content's root is; None: manifests have none.
-        on_stored: a line for people, for each version that was stored.
+        on_stored: a line for people, for each version that was stored. model_name: as for Subscriber.
         Memory: of the agent two buffers of the model, of this process two copies.
         """
         self._reader, self._agent, self._group, self._job, self._coordinator = reader, agent, group, job, coordinator
+        self._model_name = model_name
         planner = planner_of(config, wwctl)
         self._layout = Layout(spec, config, tuple(tuple(rank) for rank in planner.layout(spec)), part_bytes)
         self._uploader = Uploader(reader, self._layout, signer=signer, anchor_every=anchor_every, job=job, workers=workers, wwctl=wwctl)
@@ -84,7 +85,7 @@ class Writer:
         storing = threading.Thread(target=self._store_all, name="weightwire-store", daemon=True)
         with ExitStack() as stack:
             ranks = [stack.enter_context(Subscriber(group=self._group, rank=rank, world_size=len(self._layout.ranks), job=self._job,
-                                                    agent=self._agent)) for rank in range(len(self._layout.ranks))]
+                                                    agent=self._agent, model_name=self._model_name)) for rank in range(len(self._layout.ranks))]
             for subscriber, tensors in zip(ranks, self._layout.ranks):
                 subscriber.bind(self._layout.config, self._layout.spec, tensors)
             pool = stack.enter_context(ThreadPoolExecutor(len(ranks)))
