@@ -1,7 +1,13 @@
 # Options, warnings, sanitizers and optional back ends. What is absent is reported, never fatal.
 option(WEIGHTWIRE_TESTS "Build the tests" ON)
 option(WEIGHTWIRE_SERVICE "Build what needs gRPC: daemon, clients, CLI" ON)
-option(WEIGHTWIRE_WERROR "Treat warnings as errors" ON)
+# Newer compilers warn of more, and not always rightly: nobody is to be stopped by that.
+set(known_compiler OFF)
+if((CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 13) OR
+   (CMAKE_CXX_COMPILER_ID STREQUAL "Clang" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 15))
+  set(known_compiler ON)
+endif()
+option(WEIGHTWIRE_WERROR "Treat warnings as errors; by default with the compilers of Debian 12" ${known_compiler})
 option(WEIGHTWIRE_FAILPOINTS "Compile failpoints in (tests only)" OFF)
 option(WEIGHTWIRE_FUZZ "Of the tests, only the fuzzers (needs clang)" OFF)
 set(WEIGHTWIRE_SANITIZE "" CACHE STRING "address, undefined, thread: one, or several with commas")
