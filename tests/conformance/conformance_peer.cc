@@ -13,6 +13,7 @@
 // TLS; of ucx what UCX_TLS takes.
 #include <unistd.h>
 
+#include <algorithm>
 #include <cstdlib>
 #include <iostream>
 #include <memory>

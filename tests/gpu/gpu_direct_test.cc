@@ -2,6 +2,7 @@
 // parts to the whole, so that the first failure says what does not work.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <condition_variable>
 #include <mutex>
 #include <optional>

@@ -1,3 +1,6 @@
+#include <algorithm>
+#include <cstdlib>
+#include <cstring>
 #include <random>
 
 #include "server/memory/fd_passing.h"

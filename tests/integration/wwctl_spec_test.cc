@@ -2,6 +2,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include <cstdlib>
+
 #include "tests/integration/harness.h"
 
 // Every form in which a person may write a layout: words, and a YAML file.

@@ -2,6 +2,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include <cstdlib>
+
 #include "tests/integration/fleet.h"
 #include "tests/integration/harness.h"
 

@@ -1,5 +1,6 @@
 #include "tests/property/family_coverage.h"
 
+#include <algorithm>
 #include <iomanip>
 #include <sstream>
 

@@ -1,5 +1,7 @@
 #include <gtest/gtest.h>
 
+#include <algorithm>
+
 #include "client/collective/collective_state.h"
 
 namespace weightwire::collective {

@@ -3,6 +3,8 @@
 #include <gmock/gmock.h>
 #include <gtest/gtest.h>
 
+#include <cmath>
+
 #include "tests/unit/coordinator/fleet.h"
 
 namespace weightwire::coordinator::testing {

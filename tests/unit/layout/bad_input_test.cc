@@ -3,6 +3,8 @@
 
 #include <nlohmann/json.hpp>
 
+#include <algorithm>
+
 #include "server/layout/scheme.h"
 
 namespace weightwire::layout {

@@ -5,6 +5,7 @@
 #include <functional>
 #include <nlohmann/json.hpp>
 #include <set>
+#include <tuple>
 
 #include "server/layout/families/weight_format.h"
 #include "server/layout/scheme.h"

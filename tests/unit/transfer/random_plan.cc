@@ -6,6 +6,7 @@
 #include <cstring>
 #include <numeric>
 #include <set>
+#include <tuple>
 
 #include "tests/unit/kernels/four_bit_oracle.h"
 #include "tests/unit/kernels/quantize_oracle.h"

@@ -1,4 +1,5 @@
 // How two sides come to speak with MACs, and that nobody between them can talk them out of it.
+#include <algorithm>
 #include <utility>
 
 #include "gtest/gtest.h"

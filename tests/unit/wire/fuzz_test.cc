@@ -2,6 +2,7 @@
 // run under ASan and UBSan this finds reads out of bounds and overflows.
 #include <gtest/gtest.h>
 
+#include <algorithm>
 #include <functional>
 #include <string>
 #include <vector>

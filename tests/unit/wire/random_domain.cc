@@ -1,5 +1,6 @@
 #include "tests/unit/wire/random_domain.h"
 
+#include <algorithm>
 #include <cstdlib>
 #include <utility>
 
