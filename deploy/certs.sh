@@ -49,8 +49,14 @@ issue() {
   openssl req -new -key "$fresh/tls.key" -subj "/CN=$role" -out "$fresh/request"
   printf '%s\n' "subjectAltName=URI:$uri${san:+,$san}" basicConstraints=critical,CA:FALSE \
     keyUsage=critical,digitalSignature extendedKeyUsage=clientAuth,serverAuth >"$fresh/extensions"
-  openssl x509 -req -in "$fresh/request" -CA "$dir/ca.crt" -CAkey "$dir/ca.key" -set_serial "0x$(openssl rand -hex 16)" \
-    -sha256 -days "$days" -extfile "$fresh/extensions" -out "$fresh/tls.crt" 2>/dev/null
+  local term=(-days "$days") said known
+  known=$(openssl x509 -help 2>&1)
+  # OpenSSL 3.4 takes no days below 0, and dates instead.
+  if [[ $days == -* && $known == *-not_after* ]]; then
+    term=(-not_before "$(date -u -d "$((days - 1)) days" +%Y%m%d%H%M%SZ)" -not_after "$(date -u -d "$days days" +%Y%m%d%H%M%SZ)")
+  fi
+  said=$(openssl x509 -req -in "$fresh/request" -CA "$dir/ca.crt" -CAkey "$dir/ca.key" -set_serial "0x$(openssl rand -hex 16)" \
+    -sha256 "${term[@]}" -extfile "$fresh/extensions" -out "$fresh/tls.crt" 2>&1) || die "$said"
   cp "$dir/ca.crt" "$fresh/ca.crt"
   rm "$fresh/request" "$fresh/extensions"
   local before=''

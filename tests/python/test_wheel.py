@@ -13,8 +13,10 @@ import pytest
 
 from conftest import BINARIES, ROOT
 
-# The oldest protobuf that promises to read our stubs, with a grpcio of its time; and what pip takes today.
-PINS = {"oldest": ["protobuf==3.20.3", "grpcio==1.51.3", "numpy<2"], "newest": []}
+# The oldest protobuf that promises to read our stubs, with a grpcio of its time, or the oldest that there is for a Python that is
+# newer than they are; and what pip takes today.
+PINS = {"oldest": ["protobuf==3.20.3", "grpcio==1.51.3", "numpy<2"] if sys.version_info < (3, 12) else ["protobuf==4.21.12", "grpcio==1.67.1"],
+        "newest": []}
 USE = pathlib.Path(__file__).with_name("wheel_use.py")
 
 
