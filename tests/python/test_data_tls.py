@@ -107,11 +107,11 @@ def test_a_bit_that_is_turned_ends_the_session_and_the_version_comes_all_the_sam
 def visit(port: int, context: ssl.SSLContext | None) -> bytes:
     """What a caller hears that has shaken hands, or said something in the open."""
     with socket.create_connection(("127.0.0.1", port), timeout=20) as plain:
-        if context is None:
-            plain.sendall(b"G" * 200)
-            heard = plain.recv(100)
-            return b"" if heard[:1] == b"\x15" and plain.recv(1) == b"" else heard  # an alert
         try:
+            if context is None:
+                plain.sendall(b"G" * 200)
+                heard = plain.recv(100)
+                return b"" if heard[:1] == b"\x15" and plain.recv(1) == b"" else heard  # an alert
             with context.wrap_socket(plain, server_hostname="agent") as secure:
                 return secure.recv(1)
         except (ssl.SSLError, ConnectionResetError):
