@@ -49,10 +49,9 @@ issue() {
   openssl req -new -key "$fresh/tls.key" -subj "/CN=$role" -out "$fresh/request"
   printf '%s\n' "subjectAltName=URI:$uri${san:+,$san}" basicConstraints=critical,CA:FALSE \
     keyUsage=critical,digitalSignature extendedKeyUsage=clientAuth,serverAuth >"$fresh/extensions"
-  local term=(-days "$days") said known
-  known=$(openssl x509 -help 2>&1)
-  # OpenSSL 3.4 takes no days below 0, and dates instead.
-  if [[ $days == -* && $known == *-not_after* ]]; then
+  local term=(-days "$days") said
+  # OpenSSL 3.5 refuses days below 0; it takes dates, which 3.0 does not know.
+  if [[ $days == -* && $(openssl x509 -help 2>&1) == *-not_after* ]]; then
     term=(-not_before "$(date -u -d "$((days - 1)) days" +%Y%m%d%H%M%SZ)" -not_after "$(date -u -d "$days days" +%Y%m%d%H%M%SZ)")
   fi
   said=$(openssl x509 -req -in "$fresh/request" -CA "$dir/ca.crt" -CAkey "$dir/ca.key" -set_serial "0x$(openssl rand -hex 16)" \

@@ -16,8 +16,8 @@ void AbsentModels::CutOff(const Group& engine, Nanos until) {
 }
 
 bool AbsentModels::Awaits(const Group& trainer, const std::vector<const Group*>& engines, Nanos now,
-                          Nanos most, AwaitedModel& awaited) const {
-  awaited.name.clear();
+                          Nanos longest, AwaitedModel& awaited) const {
+  awaited.until = Nanos{};
   if (trainer.agreed == nullptr || trainer.agreed->models.size() < 2) return false;
   for (const std::string& model : trainer.agreed->models) {
     const auto holds = [&](const Group* engine) {
@@ -27,15 +27,14 @@ bool AbsentModels::Awaits(const Group& trainer, const std::vector<const Group*>&
     const auto cut_off = until_.find(model);
     const Nanos until =
         cut_off == until_.end() ? all_until_ : std::max(all_until_, cut_off->second);
-    if (until <= now || (!awaited.name.empty() && until <= awaited.until)) continue;
+    if (until <= now || until <= awaited.until) continue;
     awaited.name = model;
     awaited.until = until;
   }
-  if (awaited.name.empty()) return false;
-  if (awaited.most == Nanos{}) awaited.most = now + most;
-  awaited.until = std::min(awaited.until, awaited.most);
-  if (awaited.until <= now) awaited.name.clear();
-  return !awaited.name.empty();
+  if (!awaited.IsAwaited(now)) return false;
+  if (awaited.latest == Nanos{}) awaited.latest = now + longest;
+  awaited.until = std::min(awaited.until, awaited.latest);
+  return awaited.IsAwaited(now);
 }
 
 }  // namespace weightwire::coordinator

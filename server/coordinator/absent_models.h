@@ -10,9 +10,10 @@ namespace weightwire::coordinator {
 
 /// What one version, or one rollback, waits for.
 struct AwaitedModel {
-  std::string name;  ///< empty: nothing
-  Nanos until{};     ///< when it goes on without an engine of the model
-  Nanos most{};      ///< when it waits for no model any more; 0: it has not waited yet
+  std::string name;
+  Nanos until{};   ///< when it goes on without an engine of the model
+  Nanos latest{};  ///< when it waits for no model any more; 0: it has not waited yet
+  bool IsAwaited(Nanos now) const { return now < until; }
 };
 
 /// Models of a trainer that publishes several, of which no engine can take part right now although
@@ -29,9 +30,9 @@ class AbsentModels {
   void CutOff(const Group& engine, Nanos until);
 
   /// Whether to wait for a model of the trainer that none of `engines` holds. Of one that comes and
-  /// goes at most `most`. Never of a trainer that has one model only.
-  bool Awaits(const Group& trainer, const std::vector<const Group*>& engines, Nanos now, Nanos most,
-              AwaitedModel& awaited) const;
+  /// goes for no longer than `longest`. Never of a trainer that has one model only.
+  bool Awaits(const Group& trainer, const std::vector<const Group*>& engines, Nanos now,
+              Nanos longest, AwaitedModel& awaited) const;
 
  private:
   Nanos all_until_;

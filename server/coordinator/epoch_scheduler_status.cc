@@ -26,7 +26,7 @@ std::string LineOf(const EpochStatus& status) {
 
 /// Empty: for none.
 std::string LineOf(const AwaitedModel& awaited, Nanos now) {
-  if (awaited.name.empty() || now >= awaited.until) return "";
+  if (!awaited.IsAwaited(now)) return "";
   return "no engine of " + awaited.name + " is here; it goes on without one in " +
          Seconds(awaited.until - now);
 }

@@ -407,7 +407,7 @@ Status PublishQueue::ExpiryOf(const PendingVersion& pending) const {
                   version + " found too few engines before its deadline: " +
                       WaitingEnginesLine(shared_, EnginesWanted()));
   }
-  if (!pending.running && !pending.awaited.name.empty()) {
+  if (!pending.running && pending.awaited.IsAwaited(s_.clock.Now())) {
     return Status(Code::kDeadlineExceeded, Reason::kNotReady,
                   version + " found no engine of " + pending.awaited.name +
                       " before its deadline: " + WaitingEnginesLine(shared_, EnginesWanted()));

@@ -379,15 +379,12 @@ void LocalEndpoint::StartCopy(uint64_t request, GetOperation get, Mapped mapped)
 }
 
 void LocalEndpoint::OnCopied(uint64_t request) {
-  auto entry = copying_.find(request);
+  const std::shared_ptr<Copy> copy = std::move(copying_.extract(request).mapped());
   // An exporter that ends the session closes its socket before it lets the memory go: a peer that
-  // is there now has kept the bytes still while they were copied. `entry` stays until then, so that
-  // the session is not settled before this completion ran.
+  // is there now has kept the bytes still while they were copied.
   if (!why_.has_value() && !stream_->PeerIsThere()) {
     FailSession(TransportFailed("the peer closed the session"), "peer_closed");
   }
-  const std::shared_ptr<Copy> copy = std::move(entry->second);
-  copying_.erase(entry);
   copy->regions.clear();  // what copied may hold `copy` a moment longer than the Get lasts
   if (why_.has_value()) {
     Complete(copy->get, EndOf(copy->get));

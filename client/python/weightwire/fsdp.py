@@ -151,7 +151,7 @@ def read_flat(prefix: str, flat: torch.nn.Parameter, names: Names | None) -> tup
 def model(module: torch.nn.Module | None, *, names: Names | None = None,
           verify: Export | Literal["export"] | None = None) -> Model:
     """A sharded module as one of the models of a `weightwire.models.Publisher`. Every rank of torch.distributed calls it, with None
-    where it has nothing of it (the module's mesh is on other ranks), and the same for `verify`, which the others call."""
+    where it has nothing of it (the module's mesh is on other ranks). `verify` is given on every rank, and called where the module is."""
     return box_model((lambda: read_sharded(module, names)) if module is not None else None, hf_export.export_of(module, verify))
 
 

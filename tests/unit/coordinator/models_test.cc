@@ -68,6 +68,12 @@ class CoordinatorModels : public ::testing::Test {
     EXPECT_FALSE(reply.has_value());
     return reply.has_value() ? "" : reply.error().ToString();
   }
+  /// The engine receives a version for as long as it may.
+  void Stall(const std::string& engine) {
+    fleet_.Agent(engine + "-agent").deaf = [](const epoch::Command& command) {
+      return std::holds_alternative<epoch::TransferCommand>(command);
+    };
+  }
   /// The engine's canary does not want this version.
   void Refuse(const std::string& engine, Version version) {
     FakeAgent& agent = fleet_.Agent(engine + "-agent");
@@ -140,9 +146,7 @@ TEST_F(CoordinatorModels, WhenOneModelIsNotStagedTheOtherIsNotServed) {
   Engine("actor-a", "actor");
   Engine("reward-a", "reward");
   Publish(1);
-  fleet_.Agent("reward-a-agent").deaf = [](const epoch::Command& command) {
-    return std::holds_alternative<epoch::TransferCommand>(command);
-  };
+  Stall("reward-a");
   fleet_.PublishAll(trainer_, 2, false, 3 * fleet_.options.transfer_deadline);
   fleet_.Run();
   EXPECT_EQ(fleet_.EngineNamed("actor-a").version, Version(1));
@@ -275,20 +279,14 @@ TEST_F(CoordinatorModels, AQuorumHasAnEngineOfEveryModel) {
   Engine("actor-b", "actor");
   Engine("reward-a", "reward");
   Publish(1);
-  const auto slow = [this](const std::string& engine) {
-    FakeAgent& agent = fleet_.Agent(engine + "-agent");
-    agent.deaf = [](const epoch::Command& command) {
-      return std::holds_alternative<epoch::TransferCommand>(command);
-    };
-  };
-  slow("actor-b");
+  Stall("actor-b");
   Publish(2);
   fleet_.Run(std::chrono::seconds(1));
   EXPECT_EQ(fleet_.EngineNamed("actor-a").version, Version(2)) << "without actor-b";
   EXPECT_EQ(fleet_.EngineNamed("reward-a").version, Version(2));
   fleet_.Agent("actor-b-agent").deaf = nullptr;
   fleet_.Run(std::chrono::seconds(200));
-  slow("reward-a");
+  Stall("reward-a");
   fleet_.PublishAll(trainer_, 3, false, std::chrono::seconds(1000));
   fleet_.Run(std::chrono::seconds(10));
   for (const char* name : {"actor-a", "actor-b", "reward-a"}) {
@@ -313,11 +311,7 @@ TEST_F(CoordinatorModels, OfFewerEnginesThatAreAskedOneIsOfEveryModel) {
   }
   Engine("z-reward", "reward");
   Publish(1);
-  for (const std::string& engine : engines) {
-    fleet_.Agent(engine + "-agent").deaf = [](const epoch::Command& command) {
-      return std::holds_alternative<epoch::TransferCommand>(command);
-    };
-  }
+  for (const std::string& engine : engines) Stall(engine);
   Publish(2);
   for (const char* gone : {"actor-a", "actor-b", "actor-c"}) {
     if (gone == std::string("actor-c")) {
@@ -344,12 +338,9 @@ TEST_F(CoordinatorModels, WhoWasLateIsAskedAgainWhereItIsTheLastOneOfItsModel) {
   const epoch::Member reward_a = Engine("reward-a", "reward");
   Engine("reward-b", "reward");
   Publish(1);
-  const auto deaf = [](const epoch::Command& command) {
-    return std::holds_alternative<epoch::TransferCommand>(command);
-  };
-  fleet_.Agent("reward-b-agent").deaf = deaf;
+  Stall("reward-b");
   Publish(2);
-  fleet_.Agent("reward-a-agent").deaf = deaf;  // from the second attempt on
+  Stall("reward-a");  // from the second attempt on
   fleet_.Run(std::chrono::milliseconds(600));
   ASSERT_THAT(fleet_.Newest().engines, ElementsAre("actor-a", "actor-b", "reward-a"));
   fleet_.Agent("reward-b-agent").deaf = nullptr;
@@ -381,11 +372,16 @@ class CoordinatorModelsAway : public CoordinatorModels {
   FakeAgent& RewardAgent() { return fleet_.Agent("reward-a-agent"); }
   /// Version 2, which the reward model's engine receives for as long as it may.
   void BeginVersion2() {
-    RewardAgent().deaf = [](const epoch::Command& command) {
-      return std::holds_alternative<epoch::TransferCommand>(command);
-    };
+    Stall("reward-a");
     Publish(2);
     ASSERT_EQ(fleet_.Newest().phase, epoch::Phase::kTransferring);
+  }
+  /// Version 2, beside which engines hold version 1.
+  void PublishSecond() {
+    Publish(2);
+    ExpectServed(2, 2);
+    claim_.holds = {claim_.serving};
+    claim_.serving = {fleet_.coordinator->Snapshot().committed, Version(2)};
   }
   void Cut() {
     fleet_.coordinator->Disconnected(RewardAgent().id());
@@ -499,9 +495,7 @@ TEST_F(CoordinatorModelsAway, AnEngineThatComesAndGoesIsLeftBehindInTheEnd) {
     ExpectServed(1, 1);
     Cut();
     if (times == 2) break;
-    const auto deaf = RewardAgent().deaf;
     ASSERT_TRUE(RewardAgent().Open().has_value());
-    RewardAgent().deaf = deaf;
     Resume("reward-a", reward_, "reward");
     ASSERT_EQ(fleet_.Newest().phase, epoch::Phase::kTransferring);
   }
@@ -533,9 +527,7 @@ TEST_F(CoordinatorModelsAway, AVersionWaitsForThreeLeasesAtMost) {
 }
 
 TEST_F(CoordinatorModelsAway, ARollbackThatIsCutGoesOnWithAllModels) {
-  Publish(2);
-  claim_.holds = {claim_.serving};
-  claim_.serving = {fleet_.coordinator->Snapshot().committed, Version(2)};
+  PublishSecond();
   RewardAgent().deaf = [](const epoch::Command& command) {
     return std::holds_alternative<epoch::PrepareCommand>(command);
   };
@@ -553,10 +545,7 @@ TEST_F(CoordinatorModelsAway, ARollbackThatIsCutGoesOnWithAllModels) {
 }
 
 TEST_F(CoordinatorModelsAway, ARollbackWaitsForAllModels) {
-  Publish(2);
-  ExpectServed(2, 2);
-  claim_.holds = {claim_.serving};
-  claim_.serving = {fleet_.coordinator->Snapshot().committed, Version(2)};
+  PublishSecond();
   Cut();
   std::optional<Result<RolledBack>> answer;
   fleet_.coordinator->Rollback(Version(1), [&](auto result) { answer = std::move(result); });
