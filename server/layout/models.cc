@@ -52,7 +52,7 @@ std::vector<std::string> ModelsOf(const CanonicalSpace& canonical) {
   }
   if (models.empty()) models.emplace_back();
   std::ranges::sort(models);
-  models.erase(std::ranges::unique(models).begin(), models.end());
+  models.erase(std::unique(models.begin(), models.end()), models.end());
   return models;
 }
 
