@@ -256,9 +256,11 @@ def torch_adapter(gpu: Gpu, small: bool, library: str) -> Dict[str, object]:
     scratch = [gpu.allocate(size), gpu.allocate(size)]
     base = gpu.seconds(lambda: gpu.move(scratch[0], scratch[1], size))
     gpu.free(*scratch)
-    blocked, total = [], 0
-    with local(timeout=120, **settings(library, int(size * 3.2) + (256 << 20))):
+    blocked, received, total = [], [], 0
+    follower = torch.nn.ModuleList(torch.nn.Linear(rows, rows, bias=False, dtype=torch.bfloat16, device="cuda") for _ in range(layers))
+    with local(timeout=120, **settings(library, int(size * 5.2) + (256 << 20))):
         with weightwire.torch.Publisher(module, device="cuda") as trainer, \
+                weightwire.torch.Receiver(follower, group="follower", device="cuda") as receiver, \
                 Subscriber(group="engine", rank=0, world_size=1, device=Device(0, library)) as engine:
             engine.bind_submission(boxes(tensors, 0, 1))
             for version in range(1, 6):
@@ -277,10 +279,15 @@ def torch_adapter(gpu: Gpu, small: bool, library: str) -> Dict[str, object]:
                 got = engine.flip(offer)
                 engine.acknowledge(offer)
                 release.wait_released(120)
+                began = time.monotonic()
+                if receiver.receive(120) is None:
+                    raise RuntimeError(f"version {version} was not received")
+                received.append(time.monotonic() - began)
+                followed = {name: tensor.cpu().view(torch.uint16).numpy() for name, tensor in follower.state_dict().items()}
                 for name, value in want.items():
-                    if not np.array_equal(got[name].read(), value):
+                    if not np.array_equal(got[name].read(), value) or not np.array_equal(followed[name], value):
                         raise RuntimeError(f"version {version}: {name} is wrong")
-                    total += value.nbytes
+                    total += 2 * value.nbytes
             module[2].weight.data[-1, -1] += 1
             try:
                 trainer.publish(9, verify=True)
@@ -289,7 +296,7 @@ def torch_adapter(gpu: Gpu, small: bool, library: str) -> Dict[str, object]:
                 if found.tensor != "2.weight":
                     raise
     return {"bytes": size, "bytes_checked": total, "blocked_seconds": statistics.median(blocked[2:]),
-            "blocked_over_device_copy": statistics.median(blocked[2:]) / base}
+            "blocked_over_device_copy": statistics.median(blocked[2:]) / base, "received_over_device_copy": statistics.median(received[2:]) / base}
 
 
 _HOLDER = """

@@ -44,7 +44,7 @@ def engine(stack):
     """What vLLM has nothing to do with: the subscriber, its offers, and the preparation of each."""
     made = object.__new__(WeightwireEngine)
     made._settings, made.device, made._observed = Settings(engine="engine", link="", link_key=""), torch.device("cpu"), [META]
-    made._pages, made._lock = PageLocks(GPU, read_only=True), threading.Condition()
+    made._pages, made._lock, made._staged_on = PageLocks(GPU, read_only=True), threading.Condition(), None
     made._held, made._seals, made._pending, made._room, made._closed = {}, {}, None, None, threading.Event()
     made._subscriber = Subscriber(group="engine", rank=0, world_size=1, agent=stack.agent)
     made._subscriber.bind_submission(LAYOUT)
@@ -63,6 +63,7 @@ def test_a_version_is_copied_to_the_device_before_the_pause_where_it_fits(monkey
     """There is no such device here: its calls are recorded."""
     made = object.__new__(WeightwireEngine)
     made._settings, made._pages, made._lock = Settings(engine="engine", link="", link_key="", install=install), None, threading.Condition()
+    made._staged_on = None
     made._shadow = (1, "of a version that was not installed")
     made.device = torch.device(device)
     monkeypatch.setattr(torch.cuda, "mem_get_info", lambda asked: (free, 1 << 60) if asked == made.device else pytest.fail("another device"))

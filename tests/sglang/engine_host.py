@@ -58,9 +58,9 @@ class Host:
     def result(self):
         return self.told(self.engine.loop.run_until_complete(self.running))
 
-    def update(self, engine, checkpoint, version, agent, deadline, pause=""):
+    def update(self, engine, checkpoint, version, agent, deadline, pause="", **more):
         import weightwire.sglang as ww
-        ww.update(self.engine, ww.ticket(engine, checkpoint, version, agent=agent, deadline=deadline), pause=pause)
+        ww.update(self.engine, ww.ticket(engine, checkpoint, version, agent=agent, deadline=deadline, **more), pause=pause)
 
 
 def main() -> None:

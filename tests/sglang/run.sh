@@ -12,5 +12,5 @@ trap 'rm -rf "$site"' EXIT
 cp -r "$root/client/python" "$site/source"  # installed, for SGLang finds plug-ins by their entry points
 "$python" -m pip install -q --disable-pip-version-check --no-deps --no-build-isolation --target "$site/packages" "$site/source"
 cd "$here"
-export WEIGHTWIRE_BIN_DIR=${WEIGHTWIRE_BIN_DIR:-$root/build/release/bin} PYTHONPATH=$site/packages:$root/client/python:$here:$here/stub:$extra
+export WEIGHTWIRE_BIN_DIR=${WEIGHTWIRE_BIN_DIR:-$root/build/release/bin} PYTHONPATH=$site/packages:$root/client/python:$here:$here/stub:$root/tests/support:$extra
 "$python" -m pytest -q -p no:cacheprovider -c /dev/null --rootdir "$here" "${@:-$here}"

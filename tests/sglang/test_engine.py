@@ -3,11 +3,15 @@ same checkpoint by themselves, from disk, bit for bit. In the place of SGLang's 
 
 import contextlib
 import json
+import os
 import pathlib
 import subprocess
 import sys
 
 import pytest
+from conftest import BINARIES
+from demo.fleet import Daemon
+from gpu_standin import FAKE, GPUS, FakeTorchCuda
 from safetensors.torch import load_file
 
 import weightwire.torch
@@ -61,6 +65,42 @@ def said(answers):
 
 def labels(answers):
     return {tuple(map(tuple, answer["spans"])) for answer in answers}
+
+
+@pytest.mark.parametrize("tp", [1, 2])
+@pytest.mark.parametrize("layout", ["sglang", "whole"])
+def test_versions_arrive_on_the_engines_gpu(tp, layout, checkpoint, tmp_path, monkeypatch):
+    """From the trainer's, and no byte goes by the host: the fake library's agent, and it in every process, refuse that."""
+    fake = {"FAKE_CUDA_DEVICES": "0,1", "FAKE_CUDA_HOST_BYTES": "forbidden", "WEIGHTWIRE_CUDA": FAKE}
+    hub = Daemon(str(BINARIES / "weightwired"), str(tmp_path / "gpus"), "hub", env={**os.environ, **fake}, role="all", listen="127.0.0.1:0",
+                 gpu="required", gpu_slab_bytes=64 << 20, gpu_library=FAKE, transports="[cuda_ipc, shm, tcp]", slot_bytes=256 << 10,
+                 chunk_bytes=64 << 10)
+    for name, value in {**fake, "WEIGHTWIRE_ENGINE_GPU": "1"}.items():
+        monkeypatch.setenv(name, value)
+    cuda = FakeTorchCuda().install()
+    now = {}
+
+    def load(seed):
+        cuda.back()
+        now.clear()
+        now.update({name: cuda.move(tensor.clone()) for name, tensor in load_file(f"{checkpoint(seed)}/model.safetensors").items()})
+    load(1)
+    with contextlib.closing(Host(checkpoint(0), tp)) as host, \
+            weightwire.torch.Publisher(lambda: now.items(), rank=0, world_size=1, agent=hub.agent_socket) as trainer:
+        assert trainer.device == GPUS[0]
+        want = {0: said(host("answers"))}
+        for seed in (1, 2):
+            assert host("from_disk", model=checkpoint(seed))[0]
+            want[seed] = said(host("answers"))
+        for version, seed in enumerate((1, 0, 2, 1), 1):
+            load(seed)
+            release = trainer.publish(version)
+            host("update", engine=ENGINE, checkpoint=checkpoint(0), version=version, agent=hub.agent_socket, deadline=60, device="cuda",
+                 layout=layout)
+            release.wait_released(30)
+            assert said(host("answers")) == want[seed], f"version {version}"
+    cuda.back()
+    assert hub.stop() == 0
 
 
 @pytest.mark.parametrize("tp", [1, 2])

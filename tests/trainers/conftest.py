@@ -13,7 +13,7 @@ import pytest
 
 ROOT = pathlib.Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT / "client/python"), str(ROOT / "tests/trainers")]
-sys.path.append(str(ROOT / "tests/python"))  # for what both use; a conftest of its own is there, too
+sys.path += [str(ROOT / "tests/python"), str(ROOT / "tests/support")]  # for what both use; a conftest of its own is there, too
 
 from demo.fleet import Daemon  # noqa: E402
 from weightwire import Subscriber, TensorMeta  # noqa: E402

@@ -18,9 +18,10 @@ import weightwire.torch
 import weightwire.torch_cuda
 from conftest import BINARIES, Daemon
 from gpu_ranks import fsdp_on_gpus
-from gpu_standin import FAKE, GPUS, FakeTorchCuda
+from gpu_standin import FAKE, GPUS, REPLACED, FakeTorchCuda
 from weightwire import Device, RefusedError, Subscriber, TensorMeta, WeightwireError, boxes
 from weightwire.adapter import Live
+from weightwire.hf_tensors import HfReader
 from weightwire.torch_dtypes import NAMES
 from world import World
 
@@ -29,8 +30,7 @@ LENT = 8 << 20
 
 @pytest.fixture(scope="module")
 def cuda():
-    functions = ("gpu_of", "current_stream", "beside", "side_stream", "host_register", "host_unregister")
-    before = {name: getattr(weightwire.torch_cuda, name) for name in functions}
+    before = {name: getattr(weightwire.torch_cuda, name) for name in REPLACED}
     yield FakeTorchCuda().install()
     for name, function in before.items():
         setattr(weightwire.torch_cuda, name, function)
@@ -368,3 +368,95 @@ def test_ranks_of_fsdp_publish_their_shards_from_the_gpu(hub, engine, tmp_path):
             want = torch.load(tmp_path / f"{version}.pt")
             assert {name: bytes_of(array) for name, array in held.items()} == {name: bits(tensor) for name, tensor in want.items()}
         world.join()
+
+
+# ---- the other side: modules that receive
+
+
+@pytest.mark.parametrize("gpu", [0, 1])
+def test_a_module_receives_on_its_gpu_and_no_byte_goes_by_the_host(hub, cuda, gpu):
+    daemon, module, follower = hub(), cuda.move_all(Net(), 0), cuda.move_all(Net(), gpu)
+    with weightwire.torch.Receiver(follower, group="follower", agent=daemon.agent_socket) as receiver, \
+            weightwire.torch.Publisher(module, agent=daemon.agent_socket) as publisher:
+        assert receiver.device == GPUS[gpu]
+        for version in (1, 2, 3):  # the third lies where the first one was
+            randomise(module)
+            want, before = content(module), cuda.count("host_bytes")
+            release = publisher.publish(version)
+            randomise(module)
+            assert receiver.receive(30).version == version
+            release.wait_released(30)
+            assert content(follower) == want and cuda.count("host_bytes") == before
+
+
+def test_a_version_is_acknowledged_when_it_has_left_the_stage_and_not_before(hub, cuda, monkeypatch):
+    """torch's copies within a GPU run later: what they read must not be overwritten."""
+    daemon, follower, said = hub(), cuda.move_all(torch.nn.Linear(9, 7)), []
+    source = cuda.move_all(torch.nn.Linear(9, 7))
+    with weightwire.torch.Receiver(follower, group="follower", agent=daemon.agent_socket) as receiver, \
+            weightwire.torch.Publisher(source, agent=daemon.agent_socket) as publisher:
+        acknowledge = receiver._subscriber.acknowledge
+        monkeypatch.setattr(weightwire.torch_cuda, "wait_for_copies", lambda tensors: said.append({cuda.gpu_of(one) for one in tensors}))
+        monkeypatch.setattr(receiver._subscriber, "acknowledge", lambda offer: (said.append("acknowledged"), acknowledge(offer)))
+        publisher.publish(1)
+        assert receiver.receive(30).version == 1
+    assert said == [{0}, "acknowledged"]
+
+
+@pytest.mark.parametrize("why", REFUSALS)
+def test_where_the_agent_lends_nothing_a_receiver_says_why_once_and_takes_the_hosts_memory(hub, cuda, caplog, why):
+    daemon, module, follower = hub(forbidden=False, **REFUSALS[why]), Net(), cuda.move_all(Net())
+    with caplog.at_level(logging.WARNING, logger="weightwire"), \
+            weightwire.torch.Receiver(follower, group="follower", agent=daemon.agent_socket) as receiver, \
+            weightwire.torch.Publisher(module, agent=daemon.agent_socket) as publisher:
+        assert receiver.device == "cpu"
+        for version in (1, 2, 3):
+            randomise(module)
+            publisher.publish(version)
+            assert receiver.receive(30).version == version
+            assert content(follower) == content(module)
+    said = [record.getMessage() for record in caplog.records if "host memory" in record.getMessage()]
+    assert len(said) == 1 and why in said[0].lower() and 'device="cpu"' in said[0]
+    with pytest.raises(RefusedError) as refused:
+        weightwire.torch.Receiver(follower, group="another", agent=daemon.agent_socket, device="cuda")
+    assert why in str(refused.value).lower() and refused.value.remedy
+    with weightwire.torch.Receiver(follower, group="third", agent=daemon.agent_socket, device="cpu") as receiver:
+        assert receiver.device == "cpu"
+    until("nobody else is registered", lambda: groups(daemon) == {"trainer"} or groups(daemon) == set())
+
+
+def groups(daemon: Daemon) -> set[str]:
+    with weightwire.Client(daemon.grpc) as client:
+        return {one.group for one in client.status().participants}
+
+
+def test_a_receiver_comes_back_to_its_gpu_when_the_agent_was_restarted(hub, cuda):
+    """What lies in memory of an agent that is gone is never read again."""
+    daemon, module, follower = hub(), cuda.move_all(Net()), cuda.move_all(Net(), 1)
+    with weightwire.torch.Receiver(follower, group="follower", agent=daemon.agent_socket) as receiver:
+        with weightwire.torch.Publisher(module, agent=daemon.agent_socket) as publisher:
+            publisher.publish(1)
+            assert receiver.receive(30).version == 1
+        os.kill(daemon.pid, signal.SIGKILL)
+        daemon.stop()
+        hub.started.remove(daemon)
+        daemon = hub()
+        until("nothing of the agent that is gone is mapped", lambda: cuda.count("bytes_opened") == LENT)
+        with weightwire.torch.Publisher(module, agent=daemon.agent_socket) as publisher:
+            randomise(module)
+            want = content(module)
+            publisher.publish(2)
+            assert receiver.receive(30).version == 2
+            assert content(follower) == want
+
+
+def test_whole_tensors_are_read_from_a_gpu(hub, cuda):
+    daemon, module = hub(), cuda.move_all(Net())
+    with HfReader(metas_of(module), agent=daemon.agent_socket, device="cuda:1") as reader, \
+            weightwire.torch.Publisher(module, agent=daemon.agent_socket) as publisher:
+        for version in (1, 2, 3):
+            randomise(module)
+            before = cuda.count("host_bytes")
+            publisher.publish(version)
+            got = {name: bits(tensor) for name, tensor in reader.tensors(version, timeout=30)}
+            assert got == content(module) and cuda.count("host_bytes") == before

@@ -6,9 +6,10 @@ import pytest
 import torch
 from conftest import BINARIES, Job
 from demo.fleet import Daemon
+from gpu_standin import FAKE, REPLACED, FakeTorchCuda
 from verl.checkpoint_engine import CheckpointEngineRegistry
 
-from weightwire import AbortedError, Client, DeadlineError, NotReadyError, Release
+from weightwire import AbortedError, Client, DeadlineError, NotReadyError, Release, torch_cuda
 from weightwire.tensor_stream import TensorSource
 
 
@@ -52,6 +53,45 @@ def test_every_version_arrives_whole_on_every_worker(daemon, client):
             assert client.status().committed_version == step
 
     run(job, scenario)
+
+
+@pytest.fixture
+def standin():
+    """Of torch's CUDA: tests/support/gpu_standin."""
+    before = {name: getattr(torch_cuda, name) for name in REPLACED}
+    yield FakeTorchCuda().install()
+    for name, function in before.items():
+        setattr(torch_cuda, name, function)
+
+
+@pytest.mark.parametrize("lent, device", [(32 << 20, "auto"), (32 << 20, "cuda:1"), (64 << 10, "auto")])
+def test_a_rollout_worker_takes_versions_in_memory_of_its_gpu(tmp_path, standin, lent, device):
+    """As views of it, which nothing of this process has copied to the host; where the agent lends too little, in the host's memory."""
+    hub = Daemon(str(BINARIES / "weightwired"), str(tmp_path / "hub"), "hub", role="all", listen="127.0.0.1:0", gpu="required",
+                 gpu_slab_bytes=lent, gpu_library=FAKE, transports="[shm, tcp]")
+    now, places = {}, []
+    job = Job(hub, lambda rank: iter(now["weights"].items()), device=device)
+    worker = job.add_rollout()
+    receive = worker.checkpoint_engine.receive_weights
+
+    def spied(*args, **more):
+        weights = receive(*args, **more)
+        named = weights._named
+        weights._named = lambda version: ((name, places.append(standin.gpu_of(tensor)) or tensor) for name, tensor in named(version))
+        return weights
+    worker.checkpoint_engine.receive_weights = spied
+
+    async def scenario():
+        for step in (1, 2, 3):
+            now["weights"], before = model(step), standin.count("host_bytes")
+            places.clear()
+            assert (await job.update(step))[1:] == [None]
+            assert_same(worker.server_adapter.weights, now["weights"])
+            assert set(places) == {{"cuda:1": 1}.get(device, 0) if lent > 64 << 10 else None}
+            assert standin.count("host_bytes") == before
+
+    run(job, scenario)
+    assert hub.stop() == 0
 
 
 def test_ranks_other_than_the_first_only_take_part_in_the_collectives(daemon):

@@ -6,11 +6,10 @@ Needs torch. Users take `weightwire.torch`, `weightwire.fsdp` or `weightwire.meg
 from __future__ import annotations
 
 import logging
-import os
 import time
 import warnings
 from dataclasses import dataclass
-from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence, TypeVar, Union, cast
+from typing import Any, Callable, Iterable, Iterator, Mapping, Sequence, TypeVar, cast
 
 import numpy as np
 import torch
@@ -19,7 +18,7 @@ import torch.distributed as dist
 from weightwire import errors, export_check, publisher, torch_cuda
 from weightwire.boxes import Held
 from weightwire.device import Device, DeviceArray
-from weightwire.device_library import LibraryError
+from weightwire.device_choice import DeviceChoice, device_for, open_at, wanted_device
 from weightwire.gpu_copy import GpuCopies, Piece
 from weightwire.host_copy import HostCopies, is_plain
 from weightwire.memory import TensorMeta
@@ -30,8 +29,6 @@ from weightwire.v1 import types_pb2
 log = logging.getLogger("weightwire")
 
 Self = TypeVar("Self", bound="LivePublisher")
-#: Where an adapter puts what it publishes: see LivePublisher. None: WEIGHTWIRE_DEVICE, else "auto".
-DeviceChoice = Union[Device, str, None]
 _WRAPPERS = ("_fsdp_wrapped_module.", "_checkpoint_wrapped_module.", "_orig_mod.")
 
 
@@ -97,8 +94,10 @@ def persistent_buffers(module: torch.nn.Module) -> Iterable[tuple[str, torch.Ten
                 yield f"{prefix}.{name}" if prefix else name, buffer
 
 
-def as_tensor(array: np.ndarray, meta: TensorMeta) -> torch.Tensor:
-    """The shared array as a tensor of its real dtype; shares memory. Read-only arrays must not be written."""
+def as_tensor(array: np.ndarray | DeviceArray, meta: TensorMeta) -> torch.Tensor:
+    """The shared array as a tensor of its real dtype; shares memory. Read-only arrays must not be written, nor a stage on a device."""
+    if isinstance(array, DeviceArray):
+        return torch_cuda.over(array, TORCH[meta.dtype])
     with warnings.catch_warnings():
         warnings.filterwarnings("ignore", message="The given NumPy array is not writable")
         flat = torch.from_numpy(array.reshape(-1).view(np.uint8))
@@ -199,7 +198,7 @@ class LivePublisher:
         self._written: set[str] = set()  # since the last version
         self._melted: set[str] = set()  # what changed although it was frozen
         self._looked_at = ""  # of the frozen ones, last
-        self._wanted = _wanted_device(device)
+        self._wanted = wanted_device(device)
         self._said = ""  # why it is not the GPU, as last warned
         self._place: _OnGpu | _InHost | None = None
         #: Seconds for which the last `publish` blocked the trainer: waiting for the version before, and the copy.
@@ -214,35 +213,8 @@ class LivePublisher:
         self._open(lives)
 
     def _open(self, lives: Sequence[Live]) -> None:
-        try:
-            device = self._device_for(lives)
-        except errors.WeightwireError as why:
-            if self._wanted != "auto":
-                raise
-            self._warn(why)
-            device = None
-        if device is not None and self._wanted == "auto":
-            try:
-                return self._open_in(device, lives)
-            except (errors.RefusedError, errors.NotReadyError, LibraryError) as why:
-                # It may have nothing to do with the GPU: then this says so.
-                self._open_in(None, lives)
-                return self._warn(why)
-        self._open_in(device, lives)
-
-    def _device_for(self, lives: Sequence[Live]) -> Device | None:
-        """None: host memory. Raises where the GPU is not seen."""
-        if isinstance(self._wanted, Device) or self._wanted == "cpu":
-            return self._wanted if isinstance(self._wanted, Device) else None
-        kind, _, index = self._wanted.partition(":")
-        held: dict[int, int] = {}  # bytes, by GPU; -1: the host
-        for live in lives:
-            gpu = torch_cuda.gpu_of(live.tensor)
-            held[-1 if gpu is None else gpu] = held.get(-1 if gpu is None else gpu, 0) + live.tensor.nbytes
-        if kind == "auto" and max(held, key=lambda gpu: held[gpu], default=-1) < 0:
-            return None
-        held[-1] = -1
-        return Device(int(index) if index else max(0, max(held, key=lambda gpu: held[gpu])))
+        open_at(self._wanted, lambda: device_for(self._wanted, (live.tensor for live in lives)), lambda device: self._open_in(device, lives),
+                self._warn)
 
     def _open_in(self, device: Device | None, lives: Sequence[Live]) -> None:
         if self._place is not None:
@@ -436,16 +408,6 @@ class LivePublisher:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def _wanted_device(device: DeviceChoice) -> Device | str:
-    wanted = device if device is not None else os.environ.get("WEIGHTWIRE_DEVICE") or "auto"
-    if isinstance(wanted, Device) or wanted in ("auto", "cpu", "cuda"):
-        return wanted
-    kind, _, index = str(wanted).partition(":")
-    if kind != "cuda" or not (index.isascii() and index.isdigit()):
-        raise refuse(f"device={wanted!r} is no place for parameters", remedy='one of "auto", "cpu", "cuda", "cuda:1", or a weightwire.Device')
-    return str(wanted)
 
 
 class _InHost:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import threading
 import time
 from typing import Any, AsyncIterator, Callable, Mapping, Sequence, TypeVar
 
@@ -195,10 +196,22 @@ class Subscriber:
         self.sync: _subscriber.Subscriber | None = None  #: the subscriber behind it, once open
 
     async def open(self) -> "Subscriber":
+        return await self._open_by(lambda make: make())
+
+    async def _open_by(self, by: Callable[[Callable[..., _subscriber.Subscriber]], _subscriber.Subscriber]) -> "Subscriber":
+        """`by`: makes it, on a thread, by a function that takes further arguments of weightwire.Subscriber."""
         loop = asyncio.get_running_loop()
         self._arrived = asyncio.Event()
-        self.sync = await asyncio.to_thread(
-            lambda: _subscriber.Subscriber(**self._place, on_offer=lambda: _wake(loop, self._arrived)))
+
+        def make(**more: Any) -> _subscriber.Subscriber:
+            return _subscriber.Subscriber(**{**self._place, **more}, on_offer=lambda: _wake(loop, self._arrived))
+
+        opening = _Opening(lambda: by(make))
+        try:
+            self.sync = await asyncio.to_thread(opening.run)
+        except asyncio.CancelledError:
+            opening.give_up()
+            raise
         return self
 
     def _opened(self) -> _subscriber.Subscriber:
@@ -264,6 +277,30 @@ class Subscriber:
 
     async def __aexit__(self, *_: object) -> None:
         await self.close()
+
+
+class _Opening:
+    """A subscriber that is being opened, on a thread that does not end when nobody waits for it any more."""
+
+    def __init__(self, make: Callable[[], _subscriber.Subscriber]):
+        self._make, self._lock = make, threading.Lock()
+        self._made: _subscriber.Subscriber | None = None
+        self._given_up = False
+
+    def run(self) -> _subscriber.Subscriber:
+        made = self._make()
+        with self._lock:
+            self._made, given_up = made, self._given_up
+        if given_up:
+            made.close()
+        return made
+
+    def give_up(self) -> None:
+        """It is closed as soon as it is there: an engine that nobody holds would keep versions waiting."""
+        with self._lock:
+            self._given_up, made = True, self._made
+        if made is not None:
+            threading.Thread(target=made.close, name="weightwire-close", daemon=True).start()
 
 
 async def _take_back(publisher: _publisher.Publisher, version: int,

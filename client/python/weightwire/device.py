@@ -91,6 +91,11 @@ class DeviceArray:
         return self.meta.nbytes
 
     @property
+    def gpu(self) -> int:
+        """The index of its GPU in this process."""
+        return self._slab.device
+
+    @property
     def __cuda_array_interface__(self) -> dict[str, Any]:
         return {"shape": self.meta.shape, "typestr": np.dtype(DTYPES[self.meta.dtype][1]).str,
                 "data": (self.pointer, False), "version": 3}

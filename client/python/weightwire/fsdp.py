@@ -19,8 +19,9 @@ from torch.distributed.tensor import DTensor
 from torch.distributed.tensor.placement_types import Replicate, Shard, _StridedShard
 
 from weightwire import boxes, hf_export
-from weightwire.adapter import DeviceChoice, Live, Model, clean_name, is_frozen, meta_of, refuse
+from weightwire.adapter import Live, Model, clean_name, is_frozen, meta_of, refuse
 from weightwire.boxes import Held
+from weightwire.device_choice import DeviceChoice
 from weightwire.export_check import Export
 from weightwire.memory import TensorMeta
 from weightwire.publisher import DeltaMode, Lineage
@@ -176,5 +177,6 @@ class Receiver(_Receiver):
     """A sharded module that follows what a trainer publishes, each rank its own shards. Arguments as Publisher's."""
 
     def __init__(self, module: torch.nn.Module, *, group: str, rank: int | None = None, world_size: int | None = None,
-                 job: str = "", agent: str | None = None, timeout: float = 30.0, names: Names | None = None, model_name: str = ""):
-        self._open(lambda: read_sharded(module, names), group, rank, world_size, job, agent, timeout, model_name)
+                 job: str = "", agent: str | None = None, timeout: float = 30.0, names: Names | None = None, model_name: str = "",
+                 device: DeviceChoice = None):
+        self._open(lambda: read_sharded(module, names), group, rank, world_size, job, agent, timeout, model_name, device)

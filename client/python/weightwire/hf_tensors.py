@@ -5,8 +5,8 @@ managers and other loaders consume them. No collective, no gather on the trainer
 >>> for name, tensor in iter_hf_tensors(publisher, step, reader):          # on every rank
 ...     engine.load(name, tensor)
 
-The reader is an engine of one rank beside an agent: the agent assembles every tensor in its stage, in host memory
-(two buffers of the whole model on the reader's host, shared, not per process), and each is copied out when its turn
+The reader is an engine of one rank beside an agent: the agent assembles every tensor in its stage, by default in host
+memory (two buffers of the whole model on the reader's host, shared, not per process), and each is copied out when its turn
 comes. Ranks without a reader only publish.
 """
 
@@ -20,9 +20,10 @@ from typing import Iterator, Sequence, TypeVar, Union, cast
 
 import torch
 
-from weightwire import boxes, errors, subscriber
+from weightwire import boxes, errors, subscriber, torch_cuda
 from weightwire.adapter import LivePublisher, as_tensor
 from weightwire.checkpoint import hf
+from weightwire.device_choice import DeviceChoice, device_for, open_subscriber, wanted_device
 from weightwire.memory import Arrays, TensorMeta
 
 log = logging.getLogger("weightwire")
@@ -47,20 +48,22 @@ def checkpoint_tensors(folder: Union[str, "os.PathLike[str]"]) -> list[TensorMet
 
 class HfReader:
     """Receives whole tensors. `tensors` are those that it wants, in the order in which it yields them; their
-    dtypes may differ from the trainer's (bf16, fp16, fp32)."""
+    dtypes may differ from the trainer's (bf16, fp16, fp32).
+
+    device: where versions arrive: "cpu", or "cuda" (the current one), "cuda:1", a weightwire.Device: memory of that GPU that the agent
+            lends, in which the whole model lies as often as the agent has buffers. Untested on hardware
+    """
 
     def __init__(self, tensors: Sequence[TensorMeta], *, group: str = "hf-reader", job: str = "",
-                 agent: str | None = None, timeout: float = 30.0):
+                 agent: str | None = None, timeout: float = 30.0, device: DeviceChoice = "cpu"):
         self._tensors = list(tensors)
-        self._subscriber = subscriber.Subscriber(group=group, rank=0, world_size=1, job=job, agent=agent,
-                                                 timeout=timeout)
         self._offer: subscriber.Offer | None = None  # that is not acknowledged: the next call begins with it
-        try:
-            self._subscriber.bind_submission(boxes.submission({meta.name: meta for meta in self._tensors},
-                                                              [boxes.whole(meta) for meta in self._tensors]))
-        except BaseException:
-            self._subscriber.close()
-            raise
+        wanted = wanted_device(device)
+        self._subscriber, _ = open_subscriber(
+            wanted, lambda: device_for(wanted, []),
+            lambda place: subscriber.Subscriber(group=group, rank=0, world_size=1, job=job, agent=agent, timeout=timeout, device=place),
+            lambda made: made.bind_submission(boxes.submission({meta.name: meta for meta in self._tensors},
+                                                               [boxes.whole(meta) for meta in self._tensors])))
 
     def tensors(self, version: int, *, timeout: float, device: Union[torch.device, str] = "cpu", lineage: int = 1
                 ) -> Iterator[tuple[str, torch.Tensor]]:
@@ -90,7 +93,9 @@ class HfReader:
                                         code="ABORTED", reason="stale_version", remedy=f"ask for {offer.version}")
             if offer.order == wanted:
                 for meta in self._tensors:
-                    yield meta.name, as_tensor(arrays[meta.name], meta).to(device, copy=True)
+                    copy = as_tensor(arrays[meta.name], meta).to(device, copy=True)
+                    torch_cuda.wait_for_copies([copy])
+                    yield meta.name, copy
             self._offer = None
             self._subscriber.flip(offer)
             self._subscriber.acknowledge(offer)

@@ -21,8 +21,9 @@ from typing import Any, Iterator, Literal, Mapping, Sequence, Union
 import torch
 
 from weightwire import boxes, errors, megatron_options
-from weightwire.adapter import DeviceChoice, Live, frozen_places, meta_of, refuse
+from weightwire.adapter import Live, frozen_places, meta_of, refuse
 from weightwire.boxes import Box, Held
+from weightwire.device_choice import DeviceChoice
 from weightwire.export_check import Export
 from weightwire.hf_tensors import checkpoint_tensors
 from weightwire.megatron import config_of, local_tensors

@@ -19,8 +19,9 @@ import torch
 import torch.distributed as dist
 
 from weightwire import megatron_options
-from weightwire.adapter import DeviceChoice, Live, LivePublisher, Model, frozen_places, is_freed, meta_of, refuse
+from weightwire.adapter import Live, LivePublisher, Model, frozen_places, is_freed, meta_of, refuse
 from weightwire.boxes import Held
+from weightwire.device_choice import DeviceChoice
 from weightwire.export_check import Export
 from weightwire.megatron_state import RankState, chunks_of, read_state, spec_of, unwrap
 from weightwire.memory import Arrays

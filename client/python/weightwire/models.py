@@ -17,8 +17,9 @@ from typing import Any, Collection, Mapping, Sequence
 
 import torch
 
-from weightwire.adapter import DeviceChoice, Live, LivePublisher, Model, refuse
+from weightwire.adapter import Live, LivePublisher, Model, refuse
 from weightwire.boxes import Held, of_models
+from weightwire.device_choice import DeviceChoice
 from weightwire.export_check import Difference, differences
 from weightwire.publisher import DeltaMode, Lineage, Publisher as BasePublisher, Release
 

@@ -16,7 +16,8 @@ from typing import Any, Iterator
 import torch
 
 from weightwire import boxes, hf_export
-from weightwire.adapter import DeviceChoice, Live, clean_name, is_sharded, meta_of, persistent_buffers, refuse
+from weightwire.adapter import Live, clean_name, is_sharded, meta_of, persistent_buffers, refuse
+from weightwire.device_choice import DeviceChoice
 from weightwire.publisher import DeltaMode, Lineage
 from weightwire.torch import BoxPublisher, Names, Reading, unwrapped
 

@@ -25,8 +25,9 @@ from typing import Any, Callable, Sequence, cast
 import torch
 import torch.distributed as dist
 
-from weightwire import boxes, errors
+from weightwire import boxes, errors, torch_cuda
 from weightwire.adapter import as_tensor, meta_of
+from weightwire.device_choice import device_for, open_subscriber, wanted_device
 from weightwire.hf_tensors import checkpoint_tensors
 from weightwire.labels import Span, label, spans
 from weightwire.memory import Arrays, TensorMeta
@@ -68,6 +69,9 @@ class Ticket:
     layout: str = "auto"
     #: Which of the trainer's models this is, where it publishes several (weightwire.models).
     model_name: str = ""
+    #: Where versions arrive, as in weightwire.torch.Receiver: "auto", "cpu", "cuda", "cuda:1"; "": WEIGHTWIRE_DEVICE of the engine's
+    #: processes, else "auto".
+    device: str = ""
 
     @property
     def order(self) -> tuple[int, int]:
@@ -348,20 +352,28 @@ class _Rank:
         return thread
 
     def _join(self) -> None:
-        order, subscriber = self._order, None
+        order = self._order
         try:
             tensors = checkpoint_tensors(order.checkpoint)
-            subscriber = Subscriber(group=order.engine, rank=self._rank, world_size=self._world_size, job=order.job,
-                                    agent=order.agent or None, timeout=order.deadline, model_name=order.model_name)
-            self._form = _Whole(tensors) if order.layout == "whole" else self._own(subscriber, tensors)
-            if isinstance(self._form, _Whole):
-                subscriber.bind_submission(boxes.submission({m.name: m for m in tensors}, [boxes.whole(m) for m in tensors]))
-            self._subscriber = subscriber
+            wanted = wanted_device(order.device or None)
+
+            def bind(subscriber: Subscriber) -> None:
+                self._form = _Whole(tensors) if order.layout == "whole" else self._own(subscriber, tensors)
+                if isinstance(self._form, _Whole):
+                    subscriber.bind_submission(boxes.submission({m.name: m for m in tensors}, [boxes.whole(m) for m in tensors]))
+
+            self._subscriber, _ = open_subscriber(
+                wanted, lambda: device_for(wanted, self._parameters().values()),
+                lambda place: Subscriber(group=order.engine, rank=self._rank, world_size=self._world_size, job=order.job,
+                                         agent=order.agent or None, timeout=order.deadline, model_name=order.model_name, device=place),
+                bind)
         except Exception as error:  # told by the next ticket, which tries again
             log.warning("weightwire: joining as %s/%d: %s", order.engine, self._rank, error)
             self._failure = error
-            if subscriber is not None:
-                subscriber.close()
+
+    def _parameters(self) -> dict[str, torch.Tensor]:
+        model = self._main()
+        return dict(model.named_parameters()) if model is not None else {}
 
     def _own(self, subscriber: Subscriber, tensors: Sequence[TensorMeta]) -> "_Form":
         """The rank's own parameters, as the scheme of SGLang's layout describes them; else whole tensors, with the reason."""
@@ -369,12 +381,11 @@ class _Rank:
             text = checkpoint.config_text(Path(self._order.checkpoint))
             if json.loads(text).get("quantization_config"):
                 raise errors.RefusedError("a quantized model's parameters are not those of its checkpoint", code="UNIMPLEMENTED")
-            model = self._main()
-            own = [meta_of(name, parameter) for name, parameter in model.named_parameters()] if model is not None else []
+            own = [meta_of(name, parameter) for name, parameter in self._parameters().items()]
             subscriber.bind(checkpoint.config_of(text), _spec(self._world_size), own)
             return _Own(own)
         except (errors.RefusedError, RuntimeError) as why:
-            if self._order.layout == "sglang":
+            if self._order.layout == "sglang" or getattr(why, "code", "") == "RESOURCE_EXHAUSTED":
                 raise
             log.warning("weightwire: %s/%d takes whole tensors, and SGLang's loader cuts them: %s", self._order.engine, self._rank, why)
             return _Whole(tensors)
@@ -449,6 +460,8 @@ class _Rank:
         assert self._subscriber is not None
         if self._staged is not None and self._subscriber.serving is not self._staged[0]:
             self._staged = None
+        if self._served is not None and not self._subscriber.is_current(self._served[0]):
+            self._served = None  # nobody goes back there, and a GPU's memory is lent again when all have let it go
 
     def agree(self, state: int) -> int:
         """The least of all ranks; _NOTHING where they hold different versions: one of them is not as far."""
@@ -478,6 +491,7 @@ class _Rank:
         assert self._form is not None
         try:
             self._form.put(model, arrays)
+            torch_cuda.wait_for_copies(model.parameters())
             return ""
         except Exception as error:  # whatever a model's loader raises, the other ranks must hear of it
             log.exception("weightwire: loading")

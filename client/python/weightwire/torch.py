@@ -17,9 +17,10 @@ from typing import Any, Callable, Iterable, Literal, Mapping, Sequence, Union, c
 import torch
 import torch.distributed as dist
 
-from weightwire import boxes, errors, hf_export, subscriber
-from weightwire.adapter import (DeviceChoice, Live, LivePublisher, Model, as_tensor, clean_name, is_freed, is_frozen, is_sharded, meta_of,
+from weightwire import boxes, errors, hf_export, subscriber, torch_cuda
+from weightwire.adapter import (Live, LivePublisher, Model, as_tensor, clean_name, is_freed, is_frozen, is_sharded, meta_of,
                                 persistent_buffers, place, publish_together, refuse)
+from weightwire.device_choice import DeviceChoice, device_for, open_subscriber, wanted_device
 from weightwire.export_check import Export
 from weightwire.memory import Arrays, TensorMeta
 from weightwire.publisher import DeltaMode, Lineage
@@ -231,29 +232,34 @@ class Receiver:
 
     model_name: as Subscriber. source, names, rank, world_size: as Publisher; with several ranks, which are then those of
     torch.distributed, all must make one, and call `receive` together.
+    device: where versions arrive. "auto": on the GPU where most of the tensors lie, in memory that the agent lends (`gpu`,
+    `gpu_slab_bytes`: as often as the agent has buffers), so that no byte goes by the host; where it lends none there, in host memory,
+    and one warning says why. "cpu", "cuda", "cuda:1", None: as LivePublisher. Paths to a GPU are untested on hardware.
     """
 
     #: Seconds for which ranks wait for one another beyond the timeout of `receive`: calls do not begin at one moment.
     together_seconds = 30.0
 
     def __init__(self, source: Source, *, group: str, rank: int | None = None, world_size: int | None = None,
-                 job: str = "", agent: str | None = None, timeout: float = 30.0, names: Names | None = None, model_name: str = ""):
-        self._open(lambda: read_whole(source, names), group, rank, world_size, job, agent, timeout, model_name)
+                 job: str = "", agent: str | None = None, timeout: float = 30.0, names: Names | None = None, model_name: str = "",
+                 device: DeviceChoice = None):
+        self._open(lambda: read_whole(source, names), group, rank, world_size, job, agent, timeout, model_name, device)
 
     def _open(self, read: Callable[[], Reading], group: str, rank: int | None, world_size: int | None, job: str,
-              agent: str | None, timeout: float, model_name: str) -> None:
+              agent: str | None, timeout: float, model_name: str, device: DeviceChoice) -> None:
         self._read = read
         self.rank, self.world_size = place(rank, world_size)
         self._offer: subscriber.Offer | None = None  # that not every rank has yet
         self._ranks = self._group(timeout) if self.world_size > 1 else None
-        self._subscriber = subscriber.Subscriber(group=group, rank=self.rank, world_size=self.world_size, job=job,
-                                                 agent=agent, timeout=timeout, model_name=model_name)
-        try:
-            canonical, lives = read()
-            self._subscriber.bind_submission(boxes.submission(canonical, [live.held for live in lives]))
-        except BaseException:
-            self._subscriber.close()
-            raise
+        canonical, lives = read()
+        wanted = wanted_device(device)
+        self._subscriber, on = open_subscriber(
+            wanted, lambda: device_for(wanted, (live.tensor for live in lives)),
+            lambda place: subscriber.Subscriber(group=group, rank=self.rank, world_size=self.world_size, job=job, agent=agent,
+                                                timeout=timeout, model_name=model_name, device=place),
+            lambda made: made.bind_submission(boxes.submission(canonical, [live.held for live in lives])))
+        #: Where versions arrive: the GPU's UUID, or "cpu".
+        self.device = on.uuid if on is not None else "cpu"
 
     def _group(self, timeout: float) -> Any:
         """The ranks' own line, of gloo: its waits end, whatever the default group does."""
@@ -295,6 +301,7 @@ class Receiver:
                 for live in lives:
                     if live.tensor.numel() > 0:
                         live.tensor.copy_(as_tensor(arrays[live.held.meta.name], live.held.meta))
+            torch_cuda.wait_for_copies(live.tensor for live in lives)
         except errors.StaleError:
             offer = None
         except Exception as error:

@@ -6,9 +6,12 @@ import contextlib
 import logging
 import threading
 import weakref
-from typing import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any, Iterable, Iterator, Mapping
 
 import torch
+
+from weightwire.device import DeviceArray
 
 log = logging.getLogger("weightwire")
 _PORTABLE, _READ_ONLY = 0x01, 0x08  # of cudaHostRegister
@@ -27,6 +30,37 @@ def current_stream(gpu: int) -> int:
 def beside(tensor: torch.Tensor, dtype: torch.dtype) -> torch.Tensor:
     """A row-major one of its shape, with any content, on its device."""
     return torch.empty(tensor.shape, dtype=dtype, device=tensor.device)
+
+
+@dataclass(frozen=True)
+class _Bytes:
+    """Of an array: what torch takes as memory of the GPU, whatever its dtype, and keeps for as long as its tensor is there."""
+
+    array: DeviceArray
+
+    @property
+    def __cuda_array_interface__(self) -> dict[str, Any]:
+        return {**self.array.__cuda_array_interface__, "shape": (self.array.nbytes,), "typestr": "|u1"}
+
+
+def over(array: DeviceArray, dtype: torch.dtype) -> torch.Tensor:
+    """The array itself as a tensor of `dtype`, without a copy; its memory stays lent while one of its views is there."""
+    where = f"cuda:{array.gpu}"
+    if array.nbytes == 0:
+        return torch.empty(array.meta.shape, dtype=dtype, device=where)
+    return torch.as_tensor(_Bytes(array), device=where).view(dtype).view(array.meta.shape)
+
+
+def current_gpu() -> int | None:
+    """That this process uses; None: it uses none."""
+    return torch.cuda.current_device() if torch.cuda.is_available() else None
+
+
+def wait_for_copies(tensors: Iterable[torch.Tensor]) -> None:
+    """Until all that torch has enqueued on the GPUs of `tensors` is done, by whatever stream: what was copied to or from them may be written
+    then."""
+    for gpu in {gpu_of(tensor) for tensor in tensors} - {None}:
+        torch.cuda.synchronize(gpu)
 
 
 @contextlib.contextmanager

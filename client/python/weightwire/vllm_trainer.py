@@ -27,7 +27,8 @@ except ImportError as error:
                       "weightwire.torch, fsdp and megatron publish without it") from error
 
 from weightwire import boxes
-from weightwire.adapter import DeviceChoice, Live, LivePublisher, as_tensor, meta_of, place, refuse
+from weightwire.adapter import Live, LivePublisher, as_tensor, meta_of, place, refuse
+from weightwire.device_choice import DeviceChoice
 from weightwire.memory import Arrays, TensorMeta
 from weightwire.publisher import DeltaMode, Lineage, Publisher
 from weightwire.torch import BoxPublisher, Reading

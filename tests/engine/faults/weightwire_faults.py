@@ -3,6 +3,7 @@
 The file named by WEIGHTWIRE_ENGINE_FAULTS holds {"id", "step", "rank", "times"}: on that rank, the first `times` calls of
 the step raise. Steps: prepare, start, update (half of the modules are written by then), finish. An empty file: none.
 WEIGHTWIRE_ENGINE_MISSING=MODULE:NAME takes NAME out of vLLM, as another version may.
+WEIGHTWIRE_ENGINE_GPU=1: the parameters of its rank stand for ones on the GPU of that number.
 """
 
 import importlib
@@ -22,6 +23,9 @@ def _fail(step, rank):
 
 
 def register():
+    if "WEIGHTWIRE_ENGINE_GPU" in os.environ:
+        from tests.support.gpu_standin import ParametersOnGpus
+        ParametersOnGpus.install_once()
     if missing := os.environ.get("WEIGHTWIRE_ENGINE_MISSING"):
         module, _, name = missing.partition(":")
         vars(importlib.import_module(module)).pop(name, None)  # once in each process

@@ -421,6 +421,11 @@ int32_t fake_cuda_forget(void* memory) {
   return Global().memory.Forget(memory) ? 1 : 0;
 }
 
+void* fake_cuda_alias(void* device_memory, size_t bytes) {
+  std::lock_guard lock(Global().mutex);
+  return Global().memory.Translate(device_memory, bytes, Memory::Reach::kDevice);
+}
+
 uint64_t fake_cuda_launches(void) {
   std::lock_guard lock(Global().mutex);
   return Global().launches;

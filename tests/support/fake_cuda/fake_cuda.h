@@ -43,6 +43,10 @@ uint64_t fake_cuda_host_bytes(void);
 int32_t fake_cuda_adopt(int32_t device, void* memory, size_t bytes);
 int32_t fake_cuda_forget(void* memory);
 
+/// Where this process finds the bytes of device memory, for what stands for work of a GPU that is
+/// not the library's (torch's); null: it is no device memory.
+void* fake_cuda_alias(void* device_memory, size_t bytes);
+
 /// Calls of ww_cuda_copy so far, and of ww_cuda_host_register less ww_cuda_host_unregister.
 uint64_t fake_cuda_launches(void);
 uint64_t fake_cuda_registered(void);

@@ -17,6 +17,7 @@ from verl.workers.rollout import base
 
 from weightwire import errors
 from weightwire.client import default_coordinator
+from weightwire.device_choice import wanted_device
 from weightwire.publisher import DeltaMode
 from weightwire.tensor_stream import TensorSource, check_cast
 from weightwire.verl import sender
@@ -49,7 +50,9 @@ class WeightwireCheckpointEngine(CheckpointEngineWithCache):  # type: ignore[mis
     deadline:    seconds for one round, everything included
     failures_max: rounds that may fail one after another. A failed round is logged, counted in the metrics, and
                  rollouts go on with the weights that they have. The first round must succeed.
-    device:      of route "shards", as in weightwire.torch.Publisher: "auto", "cpu", "cuda", "cuda:1"; default WEIGHTWIRE_DEVICE
+    device:      where an actor's shards lie, of route "shards", as in weightwire.torch.Publisher, and where versions arrive at a rollout
+                 worker, as in weightwire.torch.Receiver ("auto": on the GPU that it uses; with stage "node" in host memory): "auto",
+                 "cpu", "cuda", "cuda:1"; default WEIGHTWIRE_DEVICE
     delta:       whether only what changed since earlier versions is sent, as in weightwire.Publisher: "auto", "always", "off";
                  default WEIGHTWIRE_PUBLISHER_DELTA
     dtype:       of route "tensors": "bfloat16" or "float16", to which wider floats are rounded on the way (an actor with
@@ -219,7 +222,9 @@ class WeightwireCheckpointEngine(CheckpointEngineWithCache):  # type: ignore[mis
 
     def _only_receiver(self) -> Receiver:
         if self._receiver is None:
-            self._receiver = Receiver(self._name, **self._where)
+            # One that leads sends by way of host memory.
+            wanted = "cpu" if self._role == "leads" and wanted_device(self._device) == "auto" else self._device
+            self._receiver = Receiver(self._name, **self._where, device=wanted)
         return self._receiver
 
     async def _receive(self, receiver: Receiver) -> Version | None:

@@ -7,8 +7,9 @@ import contextlib
 import logging
 from typing import Any, Iterator, Mapping, Sequence, cast
 
-from weightwire import aio, boxes, errors
+from weightwire import aio, boxes, errors, torch_cuda
 from weightwire.adapter import as_tensor
+from weightwire.device_choice import DeviceChoice, device_here, open_subscriber, wanted_device
 from weightwire.memory import Arrays, TensorMeta
 from weightwire.subscriber import Offer
 from weightwire.verl.rendezvous import Announcement, Round
@@ -31,6 +32,10 @@ class Version:
         for meta in self._tensors:
             yield meta.name, as_tensor(self._arrays[meta.name], meta)
 
+    def settle(self) -> None:
+        """Until whoever took the tensors has read them: on a GPU copies run later."""
+        torch_cuda.wait_for_copies(tensor for _, tensor in self.named_tensors())
+
 
 def _give_up(arrived: asyncio.Future[Version], over: asyncio.Task[None]) -> None:
     """The round ended without a version. When it ended well, the commit is on its way."""
@@ -42,8 +47,10 @@ class Receiver:
     """One rollout worker. It stays subscribed between rounds: a round has nothing to set up, and a worker that verl
     left out of some rounds is up to date when it is taken in again. To be used in one event loop."""
 
-    def __init__(self, name: str, *, agent: str | None, job: str, timeout: float):
+    def __init__(self, name: str, *, agent: str | None, job: str, timeout: float, device: DeviceChoice = "cpu"):
+        """`device`: where versions arrive, as in weightwire.torch.Receiver; "auto" is the GPU that this process uses."""
         self.name = name
+        self._device = wanted_device(device)
         self._where = dict(group=name, rank=0, world_size=1, agent=agent, job=job, timeout=timeout)
         self._subscriber: aio.Subscriber | None = None
         self._follower: asyncio.Task[None] | None = None
@@ -105,13 +112,9 @@ class Receiver:
         if self._subscriber is not None and tensors == self._tensors:
             return self._subscriber
         await self.close()  # another set of tensors is another layout
-        subscriber = await aio.Subscriber(**self._where).open()
-        try:
-            await subscriber.bind_submission(
-                boxes.submission({m.name: m for m in tensors}, [boxes.whole(m) for m in tensors]))
-        except BaseException:
-            await subscriber.close()
-            raise
+        layout = boxes.submission({m.name: m for m in tensors}, [boxes.whole(m) for m in tensors])
+        subscriber = await aio.Subscriber(**self._where)._open_by(lambda make: open_subscriber(
+            self._device, lambda: device_here(self._device), lambda place: make(device=place), lambda made: made.bind_submission(layout))[0])
         self._subscriber, self._tensors = subscriber, tensors
         self._follower = asyncio.create_task(self._follow(subscriber))
         return subscriber
@@ -138,6 +141,7 @@ class Receiver:
         if version.acknowledged or self._subscriber is None:
             return
         self.served = version
+        await asyncio.to_thread(version.settle)
         try:
             await self._subscriber.acknowledge(version.offer)
             version.acknowledged = True

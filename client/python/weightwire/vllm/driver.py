@@ -28,7 +28,7 @@ log = logging.getLogger("weightwire.vllm")
 #: canary(generate, version), generate(token ids, max_tokens) -> greedy token ids
 Canary = Callable[[Callable[[Sequence[int], int], list[int]], int], None]
 MODES = ("fused", "hf_sharded", "hf_full")
-INSTALLS = ("auto", "host-shadow", "device-shadow", "paused-live")
+INSTALLS = ("auto", "host-shadow", "device-shadow", "device-stage", "paused-live")
 PAUSE_MODES = ("abort", "wait", "keep")
 _PAUSE_SECONDS = 0.5  # after a failure; doubled for each one in a row
 _HELLO_SECONDS = 30.0  # for ranks that vLLM says are initialised
@@ -82,8 +82,9 @@ class EngineDriver:
     name:       the engine's group in weightwire
     agent:      the agent's socket; default as everywhere in weightwire
     mode:       "fused" (the engine's own parameters), "hf_sharded" or "hf_full" (through its `load_weights`)
-    install:    "host-shadow", "device-shadow" (a second copy in device memory, made before the pause), "auto" (the latter where each update
-                finds free GPU memory for it) or "paused-live"
+    install:    "host-shadow", "device-shadow" (a second copy in device memory, made before the pause), "device-stage" (versions arrive in
+                one buffer of the engine's GPU, that the agent lends; nothing goes by the host), "auto" (two such buffers where the agent
+                lends them, else as "device-shadow" where each update finds free GPU memory for it, else as "host-shadow") or "paused-live"
                 (half the host memory: the engine is paused while the next version overwrites the stage of the last)
     pause:      what happens to requests in flight: "abort", "wait" (they end first) or "keep" (they go on with the
                 new weights, their cache recomputed)
@@ -138,7 +139,8 @@ class EngineDriver:
         self.last_error: Exception | None = None
 
     def init(self) -> list[dict[str, Any]]:
-        """Registers every rank with its recorded layout. Returns, by rank: mode, rows, bytes, notes."""
+        """Registers every rank with its recorded layout. Returns, by rank: mode, rows, bytes, notes, stage (where versions arrive: a
+        GPU's UUID, or "cpu")."""
         replicas = self._port.replicas(self.deadlines.resume)
         self._port.init({**self._settings, "replicas": replicas}, self.deadlines.init)
         if self._draft:  # only inside a draft session do workers see their draft model
@@ -251,14 +253,17 @@ class EngineDriver:
             return self._restore(serving.epoch, "the engine slept", asleep=True) if serving else None
 
     def _give_room(self, wanted: Message) -> Message | None:
+        paused = self._settings["install"] == "paused-live"  # with device-stage it goes on: on weights of its own, too
         try:
-            self._pause_engine(wanted["version"])
+            if paused:
+                self._pause_engine(wanted["version"])
             with self._replacer.timed("transfer"):
                 offer = give_room(self._workers, wanted, self.deadlines, self._stop.is_set)
         except StepError as error:
-            self._resume_quietly()  # the engine's own weights are untouched
+            if paused:
+                self._resume_quietly()  # the engine's own weights are untouched
             raise self._failed(error, wanted["version"], wanted["epoch"]) from error
-        if offer is None:
+        if offer is None and paused:
             self._resume_quietly()
         return offer
 

@@ -22,16 +22,19 @@ from vllm.distributed.weight_transfer.base import (
     WeightTransferUpdateInfo,
 )
 
-from weightwire import errors
+from weightwire import errors, torch_cuda
+from weightwire.device import Device
+from weightwire.device_choice import open_subscriber
 from weightwire.memory import Arrays
 from weightwire.subscriber import Offer, RoomWanted, Subscriber
-from weightwire.torch_cuda import PageLocks
 from weightwire.vllm import checkpoint, copies, features, loading, stage
 from weightwire.vllm.channel import Message
 from weightwire.vllm.driver import INSTALLS, MODES, check_known
 from weightwire.vllm.link import Link
 
 
+#: Where an install mode has its stage, but for host memory.
+_WANTED = {"auto": "auto", "device-stage": "cuda"}
 _LEFT_FREE = 1 << 30  # bytes of a GPU, for what it takes besides while an update is installed
 
 
@@ -97,9 +100,11 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
             self.device = next(self.model.parameters()).device
         self._main = self.model
         self._rank = self._world_size = self._replicas = 0  # `_place`
-        index = torch.cuda.current_device() if self.device.type == "cuda" and self.device.index is None else self.device.index
+        gpus = (torch_cuda.gpu_of(tensor) for tensor in self.model.parameters())  # some may be offloaded
+        self._gpu = next((gpu for gpu in gpus if gpu is not None), None)
         #: Of the stage's buffers, for copies to this engine's GPU.
-        self._pages = PageLocks(index, read_only=True) if self.device.type == "cuda" else None
+        self._pages = torch_cuda.PageLocks(self._gpu, read_only=True) if self._gpu is not None else None
+        self._staged_on: Device | None = None  # where the stage lies; None: in host memory
         self._lock = threading.Condition()
         self._calls = 0  # of vLLM that are done, well or not
         self._failure: str | None = None  # of the update under way, or of the last one
@@ -178,23 +183,33 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
 
     def _bind(self) -> None:
         s = self._settings
-        self._subscriber = Subscriber(group=s.engine, rank=self._rank, world_size=self._world_size, job=s.job,
-                                      agent=s.agent, timeout=s.timeout, model_name=s.model_name,
-                                      buffers=1 if s.install == "paused-live" else None,
-                                      on_copy_check=None if self._balances_experts() else self._check_copies)
         self._observed = [meta for target in self._targets.values() for meta in target.observed]
         rows = [row for target in self._targets.values() for row in target.rows]
         # Not where the driver has some only of the replicas that experts are spread over.
         compare = s.mode == "fused" and len(self._targets) == 1 and self.parallel_config.data_parallel_size in (1, self._replicas)
-        notes = self._subscriber.bind(self._config, stage.spec_of(self.parallel_config, self._replicas) if compare else "",
-                                      self._observed, rows, stage.originals(self._checkpoint))
+        notes: list[str] = []
+
+        def bind(subscriber: Subscriber) -> None:
+            notes[:] = subscriber.bind(self._config, stage.spec_of(self.parallel_config, self._replicas) if compare else "",
+                                       self._observed, rows, stage.originals(self._checkpoint))
+
+        self._subscriber, self._staged_on = open_subscriber(_WANTED.get(s.install, "cpu"), self._device_for_stage, lambda place: Subscriber(
+            group=s.engine, rank=self._rank, world_size=self._world_size, job=s.job, agent=s.agent, timeout=s.timeout,
+            model_name=s.model_name, buffers=1 if s.install in ("paused-live", "device-stage") else None, device=place,
+            on_copy_check=None if self._balances_experts() else self._check_copies), bind)
         for note in notes:
             stage.log.warning("weightwire: recorded loader and scheme disagree: %s", note)
         self._hello({"mode": self._targets[False].mode, "notes": notes, "rows": len(rows),
                      "bytes": sum(meta.nbytes for meta in self._observed), "interrupted": self._interrupted,
-                     "sessions": self._sessions})
+                     "sessions": self._sessions, "stage": self._staged_on.uuid if self._staged_on else "cpu"})
         threading.Thread(target=self._follow, args=(self._subscriber, self._link, self._closed),
                          name="weightwire-offers", daemon=True).start()
+
+    def _device_for_stage(self) -> Device | None:
+        if self._settings.install == "device-stage" and self._gpu is None:
+            raise errors.RefusedError("install mode device-stage: the model is on no GPU", code="INVALID_ARGUMENT", reason="invalid_request",
+                                      remedy="another install mode")
+        return Device(self._gpu) if self._gpu is not None and self._settings.install in _WANTED else None
 
     def _follow(self, subscriber: Subscriber, link: Link, closed: threading.Event) -> None:
         told = fenced = None
@@ -203,6 +218,7 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
             if subscriber.last_fence is not fenced:  # before an offer of the buffers that come in their place
                 fenced = subscriber.last_fence
                 self._unlock_pages()
+                self._let_go()
             if isinstance(event, Offer):
                 with self._lock:
                     self._pending = event
@@ -256,11 +272,13 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
     def _prepare(self, epoch: int) -> None:
         """Everything that can fail without touching the model, and for device-shadow the copy to the device."""
         tensors = self._staged(epoch)
+        with self._lock:
+            self._shadow = None  # of a version that was not installed
+        if self._on_gpu(tensors):
+            return
         if self._pages is not None and self._subscriber is not None and epoch not in self._held:
             self._subscriber.share_stage()
             self._pages.lock(tensors)
-        with self._lock:
-            self._shadow = None  # of a version that was not installed
         if self._settings.install == "device-shadow" or self._settings.install == "auto" and self._fits(tensors):
             shadow = {name: tensor.to(self.device, copy=True, non_blocking=True) for name, tensor in tensors.items()}
             if self.device.type != "cpu":
@@ -268,12 +286,22 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
             with self._lock:
                 self._shadow = (epoch, shadow)
 
+    def _on_gpu(self, tensors: dict[str, torch.Tensor]) -> bool:
+        """Also where the stage was to be on a device an agent that has come back may have host memory only."""
+        return self._staged_on is not None and any(torch_cuda.gpu_of(tensor) is not None for tensor in tensors.values())
+
     def _fits(self, tensors: dict[str, torch.Tensor]) -> bool:
         """Whether this engine's GPU has room for them beside what it uses."""
         if self.device.type != "cuda":
             return False
         free, _ = torch.cuda.mem_get_info(self.device)
         return bool(free >= sum(tensor.nbytes for tensor in tensors.values()) + _LEFT_FREE)
+
+    def _let_go(self) -> None:
+        """What an agent that was lost has lent on a GPU: nobody installs it again, and it is lent anew when all have let it go."""
+        with self._lock:
+            if self._staged_on is not None:
+                self._pending, self._held = None, {}
 
     def _unlock_pages(self) -> None:
         if self._pages is not None:
@@ -383,6 +411,7 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
             update.install.abandon()
         else:
             update.install.finish()
+            torch_cuda.wait_for_copies(update.model.parameters())
             self._installed(update)
 
     def _installed(self, update: _Update) -> None:

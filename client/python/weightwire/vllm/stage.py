@@ -4,14 +4,13 @@ from __future__ import annotations
 
 import logging
 import re
-import warnings
 from dataclasses import dataclass, field
 from typing import Any, Mapping, Sequence
 
-import numpy as np
 import torch
 
-from weightwire.memory import TensorMeta
+from weightwire.adapter import as_tensor
+from weightwire.memory import Arrays, TensorMeta
 from weightwire.vllm import install, loading
 from weightwire.vllm.geometry import row_major
 from weightwire.vllm.tracer import Probe
@@ -92,15 +91,9 @@ def originals(checkpoint: Sequence[TensorMeta]) -> list[TensorMeta]:
                  for meta in checkpoint for name in [_original(meta.name)]}.values())
 
 
-def as_torch(arrays: Mapping[str, np.ndarray], observed: Sequence[TensorMeta]) -> dict[str, torch.Tensor]:
+def as_torch(arrays: Arrays, observed: Sequence[TensorMeta]) -> dict[str, torch.Tensor]:
     """Views of staged arrays; no copy. They are read-only memory: never write to them."""
-    out = {}
-    with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # torch has no read-only tensors
-        for meta in observed:
-            flat = torch.from_numpy(arrays[meta.name].reshape(-1).view(np.uint8))
-            out[meta.name] = flat.view(loading.TORCH[meta.dtype]).view(meta.shape)
-    return out
+    return {meta.name: as_tensor(arrays[meta.name], meta) for meta in observed}
 
 
 def spec_of(parallel_config: Any, replicas: int) -> str:
