@@ -49,7 +49,7 @@ def engine(stack):
     made._subscriber = Subscriber(group="engine", rank=0, world_size=1, agent=stack.agent)
     made._subscriber.bind_submission(LAYOUT)
     made._link = SimpleNamespace(send=lambda message: None, close=lambda: None)
-    follower = threading.Thread(target=made._follow, args=(made._subscriber, made._link, made._closed))
+    follower = threading.Thread(target=made._follow, args=(made._subscriber, made._link, made._closed), name="follower")
     follower.start()
     yield made
     made.shutdown()
@@ -108,3 +108,26 @@ def test_each_buffer_is_registered_once_and_given_up_with_a_fence_or_the_engine(
     assert len(registered) == 1
     engine.shutdown()
     assert not registered
+
+
+def test_who_followed_a_subscriber_that_is_closed_touches_nothing_of_its_successor(stack, engine, registered):
+    """Its thread may look once more when an engine was initialised again, and then sees that its own session has ended."""
+    old, looked, look = engine._subscriber, threading.Event(), threading.Event()
+    wait_event = old.wait_event
+
+    def waits(seconds):
+        looked.set()
+        assert look.wait(30)
+        return wait_event(0.0)
+    old.wait_event = waits
+    assert looked.wait(30)
+    engine.shutdown()
+    until("its session has ended", lambda: old.last_fence is not None)
+    engine._closed, engine._staged_on = threading.Event(), "a GPU"
+    engine._subscriber, engine._pending, engine._held = "its successor", "an offer", {1: "a stage"}
+    follower = next(thread for thread in threading.enumerate() if thread.name == "follower")
+    look.set()
+    follower.join(30)
+    assert not follower.is_alive() and (engine._pending, engine._held) == ("an offer", {1: "a stage"})
+    engine._subscriber = engine._pending = None
+    engine._held = {}

@@ -73,7 +73,7 @@ def test_versions_arrive_on_the_engines_gpu(tp, layout, checkpoint, tmp_path, mo
     """From the trainer's, and no byte goes by the host: the fake library's agent, and it in every process, refuse that."""
     fake = {"FAKE_CUDA_DEVICES": "0,1", "FAKE_CUDA_HOST_BYTES": "forbidden", "WEIGHTWIRE_CUDA": FAKE}
     hub = Daemon(str(BINARIES / "weightwired"), str(tmp_path / "gpus"), "hub", env={**os.environ, **fake}, role="all", listen="127.0.0.1:0",
-                 gpu="required", gpu_slab_bytes=64 << 20, gpu_library=FAKE, transports="[cuda_ipc, shm, tcp]", slot_bytes=256 << 10,
+                 gpu="required", gpu_slab_bytes=64 << 20, gpu_library=FAKE, transports="[cuda_ipc, shm, tcp]", slot_bytes=128 << 10, segment_bytes_max=100_000,
                  chunk_bytes=64 << 10)
     for name, value in {**fake, "WEIGHTWIRE_ENGINE_GPU": "1"}.items():
         monkeypatch.setenv(name, value)

@@ -134,6 +134,7 @@ class EngineDriver:
         self._paused_at: float | None = None
         #: What the engine answers with; None: the weights that it was started with.
         self.serving: Serving | None = None
+        self._acknowledged: Serving | None = None  # what `serving` was when weightwire was told of it last
         self.broken = False
         #: The last InstallError or other reason for which a version was not installed.
         self.last_error: Exception | None = None
@@ -330,7 +331,7 @@ class EngineDriver:
         self._workers.answered(epoch)
         serving = replace(serving, seconds=dict(self._replacer.seconds))
         with self._changed:
-            self.serving = serving
+            self.serving = self._acknowledged = serving
             self._changed.notify_all()
         return serving
 
@@ -373,8 +374,11 @@ class EngineDriver:
         except StepError as error:
             raise self._failed(error, serving.version, epoch) from error
         self._workers.restored()  # what other ranks said meanwhile was of the weights before
+        known = self._acknowledged is not None and self._acknowledged.epoch == epoch
         serving = replace(serving, recovered=why, seconds=dict(self._replacer.seconds))
         self._set(serving, broken=False)
+        if known:
+            self._acknowledged = serving
         return serving
 
     def _resume(self, version: int, epoch: int) -> None:
@@ -461,18 +465,20 @@ class EngineDriver:
     def wait_version(self, version: int, timeout: float, *, lineage: int = 1) -> Serving:
         """Until the engine serves `version` of `lineage` (Publisher.lineage) or a later one, acknowledged. For use beside
         `start`."""
-        def served() -> bool:
-            return self.serving is not None and (self.serving.lineage, self.serving.version) >= (lineage, version)
+        def served() -> Serving | None:
+            told = self._acknowledged if self.serving is not None else None
+            return told if told is not None and (told.lineage, told.version) >= (lineage, version) else None
 
         with self._changed:
             self._changed.wait_for(lambda: self._gave_up or served(), timeout)
             if self._gave_up and self.last_error is not None:
                 raise self.last_error
-            if self.serving is None or not served():
+            serving = served()
+            if serving is None:
                 raise errors.DeadlineError(f"version {version} is not served after {timeout} s; serving {self.serving}",
                                            code="DEADLINE_EXCEEDED",
                                            remedy=f"last error: {self.last_error}") from self.last_error
-            return self.serving
+            return serving
 
     @property
     def gave_up(self) -> bool:

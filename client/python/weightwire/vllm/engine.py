@@ -213,20 +213,22 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
 
     def _follow(self, subscriber: Subscriber, link: Link, closed: threading.Event) -> None:
         told = fenced = None
-        while not closed.is_set():
+        while True:
             event = subscriber.wait_event(0.5)
-            if subscriber.last_fence is not fenced:  # before an offer of the buffers that come in their place
-                fenced = subscriber.last_fence
-                self._unlock_pages()
-                self._let_go()
-            if isinstance(event, Offer):
-                with self._lock:
+            with self._lock:
+                if closed.is_set():  # what is here now may be of its successor
+                    return
+                if subscriber.last_fence is not fenced:  # before an offer of the buffers that come in their place
+                    fenced = subscriber.last_fence
+                    self._let_go()
+                if isinstance(event, Offer):
                     self._pending = event
+                elif event is not None:
+                    self._room = event
+            if isinstance(event, Offer):
                 link.send({"offer": {"epoch": event.epoch, "version": event.version, "lineage": event.lineage,
                                      "leader": event.leader}})
             elif event is not None:
-                with self._lock:
-                    self._room = event
                 link.send({"room": {"epoch": event.epoch, "version": event.version}})
             elif subscriber.last_fence is not told:
                 told = subscriber.last_fence
@@ -298,10 +300,11 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
         return bool(free >= sum(tensor.nbytes for tensor in tensors.values()) + _LEFT_FREE)
 
     def _let_go(self) -> None:
-        """What an agent that was lost has lent on a GPU: nobody installs it again, and it is lent anew when all have let it go."""
-        with self._lock:
-            if self._staged_on is not None:
-                self._pending, self._held = None, {}
+        """The buffers of an incarnation that was fenced. What the agent lent on a GPU nobody installs again, and it is lent anew when all
+        have let it go."""
+        self._unlock_pages()
+        if self._staged_on is not None:
+            self._pending, self._held = None, {}
 
     def _unlock_pages(self) -> None:
         if self._pages is not None:
@@ -499,7 +502,8 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
         raise NotImplementedError("weightwire's trainers publish: see weightwire.torch, fsdp, megatron")
 
     def shutdown(self) -> None:
-        self._closed.set()
+        with self._lock:
+            self._closed.set()
         if self._link:
             self._link.close()
         if self._subscriber:
