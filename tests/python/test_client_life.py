@@ -1,6 +1,7 @@
 """A client's life: what goes wrong while it attaches, binds, follows and leaves ends no thread, loses no descriptor and leaves
 nobody behind whom a fleet would wait for."""
 
+import asyncio
 import concurrent.futures
 import ctypes
 import errno
@@ -23,8 +24,8 @@ import weightwire
 from conftest import BINARIES, Trainer, until
 from demo.fleet import Daemon
 from test_client import CONFIG, checkpoint_of, engine
-from weightwire import (Client, Publisher, RefusedError, StaleError, Subscriber, TensorMeta, UnavailableError, session,
-                        stage_memory, subscriber)
+from weightwire import (Client, Publisher, RefusedError, StaleError, Subscriber, TensorMeta, UnavailableError, aio,
+                        session, stage_memory, subscriber)
 from weightwire.memory import Arena
 from weightwire.vllm import InstallError, Serving
 
@@ -412,3 +413,38 @@ def test_a_name_that_linux_does_not_take_is_cut():
     arena.close()
     with pytest.raises(RefusedError):
         Arena("a\0b", [])
+
+
+@pytest.mark.parametrize("there", [False, True], ids=["before it is there", "in the moment in which it is"])
+def test_a_subscriber_whose_opening_is_cancelled_leaves_no_engine_behind(daemon, monkeypatch, there):
+    """The thread that opens it goes on; an engine that nobody holds would keep every version waiting."""
+    attached, go, ended = threading.Event(), threading.Event(), threading.Event()
+    run = aio._Opening.run
+
+    def slowly(make):
+        opened = make()
+        attached.set()
+        assert go.wait(30)
+        return opened
+
+    def then_say_so(opening):
+        try:
+            return run(opening)
+        finally:
+            ended.set()
+    monkeypatch.setattr(aio._Opening, "run", then_say_so)
+
+    async def scenario():
+        opening = asyncio.ensure_future(aio.Subscriber(group="engine", rank=0, world_size=1, agent=daemon.agent_socket)._open_by(slowly))
+        await asyncio.to_thread(attached.wait, 30)
+        if there:  # and the loop, which is busy here, does not know it yet
+            go.set()
+            assert ended.wait(30)
+        opening.cancel()
+        await asyncio.gather(opening, return_exceptions=True)
+        assert opening.cancelled()
+        go.set()
+
+    asyncio.run(scenario())
+    with Client(daemon.grpc) as client:
+        until("nobody is registered", lambda: not client.status().participants)

@@ -31,7 +31,7 @@ trainers and engines are on a [page of their own](python-frameworks.md).
 """}
 #: Modules that others of the package import and users do not. Every other one is public, a new one too.
 INTERNAL = {f"weightwire.{name}" for name in (
-    "binaries", "client", "device", "device_library", "errors", "export_check", "gpu_copy", "hf_export", "host_copy", "interrupts", "local_daemon", "megatron_options", "megatron_state", "memory",
+    "binaries", "client", "device", "device_choice", "device_library", "errors", "export_check", "gpu_copy", "hf_export", "host_copy", "interrupts", "local_daemon", "megatron_options", "megatron_state", "memory",
     "nccl_library", "publisher", "recorded", "run_command", "session", "stage_memory", "status", "subscriber", "tls", "torch_cuda",
     "tensor_stream", "torch_dtypes", "trace", "verl_plugin", "waiting")}
 #: Of the packages these are public beside what the package itself offers.
