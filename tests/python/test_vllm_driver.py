@@ -18,7 +18,7 @@ import pytest
 from breaking_line import BreakingLine
 from conftest import until
 from fake_vllm import Engine, Rank
-from weightwire import NotReadyError, RefusedError
+from weightwire import DeadlineError, NotReadyError, RefusedError
 from weightwire.vllm import Deadlines, EngineDriver, InstallError, Serving, Span, adopt as adopt_module, driver as driver_module, spans
 from weightwire.labels import label
 from weightwire.vllm.channel import address_of
@@ -75,6 +75,22 @@ def test_the_order(engine, driver):
     assert steps == ["prepare", "prepare", "pause abort", "start", "update", "finish", "version 7", "reset", "resume",
                      "resumed", "resumed", "sealed", "sealed", "acknowledge", "forget", "forget"]
     assert engine.serves() == {7} and driver.step(0.05) is None
+
+
+def test_a_version_is_waited_for_until_it_is_acknowledged(engine, driver, monkeypatch):
+    """Not only until the engine answers with it: who waited may end the trainer, or the agent."""
+    acknowledges = threading.Event()
+    ask = driver._workers.ask
+    monkeypatch.setattr(driver._workers, "ask", lambda do, *args, **more: (do != "acknowledge" or acknowledges.wait(4), ask(do, *args, **more))[1])
+    engine.offer(7)
+    stepping = threading.Thread(target=driver.step, args=(5,))
+    stepping.start()
+    until("it is served", lambda: driver.serving is not None and driver.serving.version == 7)
+    with pytest.raises(DeadlineError, match="version 7 is not served"):
+        driver.wait_version(7, 0.3)
+    acknowledges.set()
+    assert driver.wait_version(7, 5).version == 7
+    stepping.join(10)
 
 
 class TestWithoutSessions:
@@ -272,8 +288,16 @@ class TestRestart:
         assert driver.step(0.05) is None and driver.serving.version == 1
 
 
-class TestPausedLive:
-    """Ranks ask for room one by one; the engine stands still from the first wish to the end of the update."""
+class WithOneBuffer:
+    """Whose ranks ask for room one by one."""
+
+    install = ""
+
+    @pytest.fixture
+    def driver(self, engine, line):
+        with EngineDriver(None, name="engine", deadlines=QUICK, listen=line, install=self.install) as made:
+            made.init()
+            yield made
 
     @staticmethod
     def stepping(driver):
@@ -300,6 +324,49 @@ class TestPausedLive:
         while not condition():
             assert time.monotonic() < end, "not reached"
             time.sleep(0.01)
+
+
+class TestDeviceStage(WithOneBuffer):
+    """The engine answers while its stage is overwritten: it has copies of it."""
+
+    install = "device-stage"
+
+    def test_the_engine_is_paused_when_all_has_come_and_not_before(self, engine, driver):
+        install(engine, driver, 1)
+        engine.log.clear()
+        engine.ranks[1].want_room(2)
+        result = self.stepping(driver)
+        engine.ranks[0].want_room(2)
+        self.wait(lambda: sorted(engine.emptied) == [(0, 2), (1, 2)])
+        assert not engine.paused and set(engine.log) == {"make_room"}
+        engine.offer(2)
+        assert result().version == 2 and engine.serves() == {2} and not engine.paused
+        assert [entry for entry in engine.log if entry in ("prepare", "pause abort", "resume")] == \
+            ["prepare", "prepare", "pause abort", "resume"]
+
+    @pytest.mark.parametrize("how", ["a fence", "a deadline", "taken back"])
+    def test_a_version_that_does_not_come_stops_nothing(self, engine, driver, how):
+        install(engine, driver, 1)
+        engine.log.clear()
+        if how == "a deadline":
+            driver.deadlines = dataclasses.replace(QUICK, transfer=0.3)
+        if how == "taken back":
+            engine.faults = {("make_room", 0): 1}
+        engine.ranks[0].want_room(2)
+        result = self.stepping(driver)
+        if how == "a fence":
+            self.wait(lambda: engine.emptied)
+            engine.ranks[1].link.send({"fenced": "given up for an epoch that failed"})
+        failed = result()
+        assert failed is None if how == "taken back" else isinstance(failed, InstallError) and failed.step == "transfer"
+        assert engine.serves() == {1} and set(engine.log) == {"make_room"}, "it was neither paused nor resumed"
+        assert install(engine, driver, 4).version == 4 and driver.ready
+
+
+class TestPausedLive(WithOneBuffer):
+    """The engine stands still from the first wish to the end of the update."""
+
+    install = "paused-live"
 
     def test_the_engine_is_paused_before_any_rank_gives_up(self, engine, driver):
         install(engine, driver, 1)
@@ -342,7 +409,7 @@ class TestPausedLive:
         assert install(engine, driver, 4).version == 4 and driver.ready
 
     def test_a_transfer_has_a_deadline(self, engine):
-        with EngineDriver(None, name="engine", deadlines=dataclasses.replace(QUICK, transfer=0.3)) as driver:
+        with EngineDriver(None, name="engine", deadlines=dataclasses.replace(QUICK, transfer=0.3), install="paused-live") as driver:
             driver.init()
             install(engine, driver, 1)
             engine.ranks[0].want_room(2)
