@@ -4,6 +4,8 @@ import hashlib
 
 import torch
 
+from weightwire import AbortedError
+
 
 class Inspect:
     """Mixed into the worker."""
@@ -36,6 +38,10 @@ class Inspect:
         """What attention divides keys and values by, as a tensor and as a number."""
         return {f"{name}.{scale}": float(getattr(module, scale)) for name, module in self.get_model().named_modules()
                 if hasattr(module, "_k_scale") for scale in ("_k_scale", "_k_scale_float", "_v_scale", "_v_scale_float")}
+
+    def be_fenced(self):
+        """Its agent ends its session; the worker attaches again by itself."""
+        self.weight_transfer_engine._subscriber._session.leave(AbortedError("for a test", code="ABORTED"))
 
     def lose_parameters(self, only=None):
         """As sleep level 2 does: the weights' memory holds something else."""

@@ -16,7 +16,8 @@ from tests.support.gpu_standin import FAKE, GPUS
 from weightwire.vllm import InstallError
 
 KIND = "qwen2"
-LENT = 20 << 20  # one stage of an engine with two buffers, and not another one; slots
+LENT = 14 << 20  # the trainer's 4 MB, and a stage of two buffers; not one more buffer
+LENT_FOR_ONE = 10 << 20  # for a stage of one buffer
 EXTENSION = "tests.engine.extension.Inspect"
 
 
@@ -83,7 +84,7 @@ def open_driver(engine):
 @pytest.mark.parametrize("options", [dict(install="auto"), dict(install="device-stage"), dict(install="device-stage", mode="hf_sharded")],
                          ids=["auto", "device-stage", "hf_sharded"])
 def test_versions_go_from_gpu_to_gpu(engine, open_driver, tmp_path, checkpoint, fresh, options):
-    with contextlib.closing(gpu_stack(tmp_path)) as stack:
+    with contextlib.closing(gpu_stack(tmp_path, gpu_slab_bytes=LENT if options["install"] == "auto" else LENT_FOR_ONE)) as stack:
         driver = open_driver(stack, **options)
         assert [rank["stage"] for rank in driver.init()] == GPUS[:engine.tp]
         trainer = stack.add(GpuTrainer(stack.agent, checkpoint(KIND, 1)))
@@ -117,8 +118,22 @@ def test_it_answers_while_the_next_version_is_written_to_the_only_buffer(engine,
         assert engine.answers() == fresh(KIND, engine.tp, 2)
 
 
+def test_an_engine_that_was_fenced_gives_its_buffers_back_and_gets_new_ones(engine, open_driver, tmp_path, checkpoint, fresh):
+    """There is no room for both."""
+    with contextlib.closing(gpu_stack(tmp_path)) as stack:
+        driver = open_driver(stack, install="auto")
+        driver.init()
+        trainer = stack.add(GpuTrainer(stack.agent, checkpoint(KIND, 1)))
+        for version, seed in enumerate((1, 2, 1), 1):
+            trainer.publish(version, checkpoint(KIND, seed))
+            assert driver.step(60).version == version
+            engine.run(engine.llm.collective_rpc("be_fenced"))
+            rig.until("the driver hears of it", lambda: not driver.ready)
+            assert engine.answers() == fresh(KIND, engine.tp, seed), "it serves on"
+
+
 def test_an_engine_comes_back_to_its_gpu_when_its_agent_was_killed(engine, open_driver, tmp_path, checkpoint, fresh):
-    """More than once, in memory that holds one stage of it: what an agent that is gone has lent is let go."""
+    """More than once."""
     stack = gpu_stack(tmp_path)
     driver = open_driver(stack, install="auto")
     assert [rank["stage"] for rank in driver.init()] == GPUS[:engine.tp]
