@@ -47,6 +47,18 @@ class GpuTrainer:
 
 
 @contextlib.contextmanager
+def served(folder, open_driver, checkpoint, install):
+    """A stack, a trainer, and the engine's driver on version 1 of seed 1."""
+    with contextlib.closing(gpu_stack(folder)) as stack:
+        driver = open_driver(stack, install=install)
+        driver.init()
+        trainer = stack.add(GpuTrainer(stack.agent, checkpoint(KIND, 1)))
+        trainer.publish(1, checkpoint(KIND, 1))
+        assert driver.step(60).version == 1
+        yield stack.add(weightwire.Client(stack.daemon.grpc)), trainer, driver
+
+
+@contextlib.contextmanager
 def environment(**values):
     """Of engines that are started inside."""
     os.environ.update(values)
@@ -99,13 +111,7 @@ def test_versions_go_from_gpu_to_gpu(engine, open_driver, tmp_path, checkpoint, 
 
 def test_it_answers_while_the_next_version_is_written_to_the_only_buffer(engine, open_driver, tmp_path, checkpoint, fresh):
     """And when that is given up: the weights are the engine's own."""
-    with contextlib.closing(gpu_stack(tmp_path)) as stack:
-        driver = open_driver(stack, install="device-stage")
-        driver.init()
-        client = stack.add(weightwire.Client(stack.daemon.grpc))
-        trainer = stack.add(GpuTrainer(stack.agent, checkpoint(KIND, 1)))
-        trainer.publish(1, checkpoint(KIND, 1))
-        assert driver.step(60).version == 1
+    with served(tmp_path, open_driver, checkpoint, "device-stage") as (client, trainer, driver):
         driver.start()
         trainer.publish(2, checkpoint(KIND, 2), manual_commit=True)
         epoch = client.wait_staged(2, 60)  # its bytes lie where those of version 1 were
@@ -120,16 +126,14 @@ def test_it_answers_while_the_next_version_is_written_to_the_only_buffer(engine,
 
 def test_an_engine_that_was_fenced_gives_its_buffers_back_and_gets_new_ones(engine, open_driver, tmp_path, checkpoint, fresh):
     """There is no room for both."""
-    with contextlib.closing(gpu_stack(tmp_path)) as stack:
-        driver = open_driver(stack, install="auto")
-        driver.init()
-        trainer = stack.add(GpuTrainer(stack.agent, checkpoint(KIND, 1)))
-        for version, seed in enumerate((1, 2, 1), 1):
-            trainer.publish(version, checkpoint(KIND, seed))
-            assert driver.step(60).version == version
+    with served(tmp_path, open_driver, checkpoint, "auto") as (_, trainer, driver):
+        for version, seed in enumerate((2, 1, 2), 2):
             engine.run(engine.llm.collective_rpc("be_fenced"))
             rig.until("the driver hears of it", lambda: not driver.ready)
-            assert engine.answers() == fresh(KIND, engine.tp, seed), "it serves on"
+            assert engine.answers() == fresh(KIND, engine.tp, 3 - seed), "it serves on"
+            trainer.publish(version, checkpoint(KIND, seed))
+            assert driver.step(60).version == version
+            assert engine.answers() == fresh(KIND, engine.tp, seed)
 
 
 def test_an_engine_comes_back_to_its_gpu_when_its_agent_was_killed(engine, open_driver, tmp_path, checkpoint, fresh):
@@ -156,13 +160,7 @@ def test_an_engine_comes_back_to_its_gpu_when_its_agent_was_killed(engine, open_
 
 
 def test_what_an_engine_has_lost_is_installed_again_from_the_gpu(engine, open_driver, tmp_path, checkpoint, fresh):
-    with contextlib.closing(gpu_stack(tmp_path)) as stack:
-        driver = open_driver(stack, install="device-stage")
-        driver.init()
-        client = stack.add(weightwire.Client(stack.daemon.grpc))
-        trainer = stack.add(GpuTrainer(stack.agent, checkpoint(KIND, 1)))
-        trainer.publish(1, checkpoint(KIND, 1))
-        assert driver.step(60).version == 1
+    with served(tmp_path, open_driver, checkpoint, "device-stage") as (client, _, driver):
         engine.run(engine.llm.collective_rpc("lose_parameters"))
         assert not client.verify().equal
         assert "not what was installed" in driver.step(60).recovered

@@ -80,8 +80,9 @@ def open_at(wanted: Device | str, device: Callable[[], Device | None], open_in: 
 
 
 def open_subscriber(wanted: Device | str, device: Callable[[], Device | None], make: Callable[[Device | None], Subscriber],
-                    bind: Callable[[Subscriber], object]) -> tuple[Subscriber, Device | None]:
-    """A bound subscriber and the device on which its stage lies, None: in host memory, which for "auto" one warning explains."""
+                    bind: Callable[[Subscriber], object], meant: str = 'device="cpu"') -> tuple[Subscriber, Device | None]:
+    """A bound subscriber and the device on which its stage lies, None: in host memory, which for "auto" one warning explains. `meant`: the
+    user's words for host memory that needs no explanation."""
     def open_in(device: Device | None) -> tuple[Subscriber, Device | None]:
         opened = make(device)
         try:
@@ -96,6 +97,6 @@ def open_subscriber(wanted: Device | str, device: Callable[[], Device | None], m
         return opened, device
 
     def warn(why: errors.WeightwireError) -> None:
-        log.warning("weightwire: versions arrive in host memory, not in the GPU's: %s (device=\"cpu\" says that this is meant)", why)
+        log.warning("weightwire: versions arrive in host memory, not in the GPU's: %s (%s says that this is meant)", why, meant)
 
     return open_at(wanted, device, open_in, warn)

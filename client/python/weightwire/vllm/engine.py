@@ -196,7 +196,7 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
         self._subscriber, self._staged_on = open_subscriber(_WANTED.get(s.install, "cpu"), self._device_for_stage, lambda place: Subscriber(
             group=s.engine, rank=self._rank, world_size=self._world_size, job=s.job, agent=s.agent, timeout=s.timeout,
             model_name=s.model_name, buffers=1 if s.install in ("paused-live", "device-stage") else None, device=place,
-            on_copy_check=None if self._balances_experts() else self._check_copies), bind)
+            on_copy_check=None if self._balances_experts() else self._check_copies), bind, 'install="device-shadow" or "host-shadow"')
         for note in notes:
             stage.log.warning("weightwire: recorded loader and scheme disagree: %s", note)
         self._hello({"mode": self._targets[False].mode, "notes": notes, "rows": len(rows),
