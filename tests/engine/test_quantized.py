@@ -24,17 +24,11 @@ FORMATS = {
 }
 
 
-#: What vLLM's CPU kernels for a format need; they are built for AVX-512 only.
-KERNELS = {"int4-32-compressed-tensors": "cpu_gemm_wna16"}
-
-
-def needs_kernel(format: str) -> None:
-    """Skips, by name, where this CPU's vLLM cannot run the format: its own engine on the library's file could not either."""
+def needs_avx512(what: str) -> None:
+    """Skips, by name, where this CPU's vLLM cannot run it: an engine on the library's own file could not either."""
     import torch
-    from vllm.platforms import current_platform
-    current_platform.import_kernels()
-    if format in KERNELS and not hasattr(torch.ops._C, KERNELS[format]):
-        pytest.skip(f"vLLM has no kernel {KERNELS[format]} for this CPU: {format} is not run")
+    if not torch.cpu._is_avx512_supported():
+        pytest.skip(f"vLLM runs {what} on CPUs with AVX-512 only")
 
 
 def library_file(folder: Path, out: Path, weights: dict, activations: dict | None, calibrated: float | None = None) -> Path:
@@ -91,7 +85,8 @@ def state_of(engine) -> tuple:
 
 @pytest.mark.parametrize("format", FORMATS)
 def test_a_trainers_floats_answer_as_the_librarys_file(format, checkpoint, tmp_path, stack):
-    needs_kernel(format)
+    if format.startswith("int4"):
+        needs_avx512(format)
     *said, mode = FORMATS[format]
     library = library_file(checkpoint(KIND, 1), tmp_path / "library", *said)
     own = quantized(checkpoint, tmp_path, format)
@@ -122,7 +117,7 @@ def test_a_trainers_floats_answer_as_the_librarys_file(format, checkpoint, tmp_p
 @pytest.mark.parametrize("format, mode", [("int4-32-compressed-tensors", "fused"), ("fp8-channel", "hf_sharded")])
 def test_calibrated_scales_of_the_kv_cache_arrive_and_stay(format, mode, checkpoint, tmp_path, stack):
     """As in engines that were started on the files: an update brings the source's, and a source without them is refused."""
-    needs_kernel(format)
+    needs_avx512("an fp8 KV cache")
     said = FORMATS[format][:2]
     files = [library_file(checkpoint(KIND, seed), tmp_path / f"library-{seed}", *said, calibrated=scale) for seed, scale in ((0, 0.02), (1, 0.11))]
     options = dict(kv_cache_dtype="fp8", **INSPECT)
