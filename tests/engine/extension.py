@@ -40,8 +40,9 @@ class Inspect:
                 if hasattr(module, "_k_scale") for scale in ("_k_scale", "_k_scale_float", "_v_scale", "_v_scale_float")}
 
     def be_fenced(self):
-        """Its agent ends its session; the worker attaches again by itself."""
-        self.weight_transfer_engine._subscriber._session.leave(AbortedError("for a test", code="ABORTED"))
+        """The engine: the session of one rank ends. Its workers attach again by themselves."""
+        if torch.distributed.get_rank() == 0:
+            self.weight_transfer_engine._subscriber._session.leave(AbortedError("for a test", code="ABORTED"))
 
     def lose_parameters(self, only=None):
         """As sleep level 2 does: the weights' memory holds something else."""

@@ -126,10 +126,14 @@ def test_it_answers_while_the_next_version_is_written_to_the_only_buffer(engine,
 
 def test_an_engine_that_was_fenced_gives_its_buffers_back_and_gets_new_ones(engine, open_driver, tmp_path, checkpoint, fresh):
     """There is no room for both."""
-    with served(tmp_path, open_driver, checkpoint, "auto") as (_, trainer, driver):
+    with served(tmp_path, open_driver, checkpoint, "auto") as (client, trainer, driver):
+        def there():
+            return [(one.state, one.ranks_present) for one in client.status().engines] == [("empty", engine.tp)]
+
         for version, seed in enumerate((2, 1, 2), 2):
+            assert not there()
             engine.run(engine.llm.collective_rpc("be_fenced"))
-            rig.until("the driver hears of it", lambda: not driver.ready)
+            rig.until("it has attached again", there)
             assert engine.answers() == fresh(KIND, engine.tp, 3 - seed), "it serves on"
             trainer.publish(version, checkpoint(KIND, seed))
             assert driver.step(60).version == version

@@ -21,6 +21,9 @@ CONFIG = json.dumps({**model_files.SMALL, "num_hidden_layers": 1, "intermediate_
 #: What is held of the weights at one time: of a file that is digested, of a block that is written.
 STEP = max(native.LEAF_BYTES, export._STEP_BYTES)
 
+#: Of what is no tensor: code that is paged in, names, stacks of threads. glibc 2.39 (Ubuntu 24.04) comes to 0.4 MB more than 2.36.
+BESIDE = 1 << 20
+
 
 def resident(what: str) -> int:
     """VmRSS or VmHWM of this process, in bytes."""
@@ -58,4 +61,4 @@ def test_a_save_takes_two_steps_of_memory_beside_what_the_rank_holds(monkeypatch
         checkpoint.check(f"{folder}/s{links}/{contents[0]}")
     print(answers)
     for held, extra in answers:
-        assert held > 4 * STEP and extra <= 2 * STEP, f"{extra} bytes beside {held}; a step has {STEP}"
+        assert held > 4 * STEP and extra <= 2 * STEP + BESIDE, f"{extra} bytes beside {held}; a step has {STEP}"
