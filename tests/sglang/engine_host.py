@@ -30,8 +30,11 @@ class Host:
     def request(self, prompt, tokens):
         return dict(input_ids=prompt, sampling_params=dict(temperature=0, max_new_tokens=tokens, ignore_eos=True), return_logprob=True)
 
-    def answers(self):
-        """One prompt after another, so that a batch is the same each time."""
+    def answers(self, afresh=False):
+        """One prompt after another, so that a batch is the same each time. `afresh`: without what another request has left in the cache; a
+        prompt whose beginning lies there is computed in other pieces, which on some CPUs (without AMX) rounds otherwise."""
+        if afresh:
+            self.engine.flush_cache()
         return [self.told(self.engine.generate(**self.request(prompt, 16))) for prompt in PROMPTS]
 
     def continued(self, prompt, tokens):
