@@ -110,6 +110,17 @@ def test_each_buffer_is_registered_once_and_given_up_with_a_fence_or_the_engine(
     assert not registered
 
 
+@pytest.mark.parametrize("install, interrupted", [("paused-live", True), ("device-stage", False)])
+def test_a_rank_that_gives_room_is_interrupted_only_where_the_engine_is_paused(install, interrupted):
+    """Else the next driver would resume an engine that somebody has paused on purpose."""
+    made = object.__new__(WeightwireEngine)
+    made._settings, made._lock = Settings(engine="engine", link="", link_key="", install=install), threading.Condition()
+    made._serving = made._broken = made._failure = made._update = None
+    made._calls, made._interrupted, made._make_room = 0, False, lambda epoch: None
+    made._answer("make_room", {"epoch": 2})
+    assert made._interrupted is interrupted
+
+
 def test_who_followed_a_subscriber_that_is_closed_touches_nothing_of_its_successor(stack, engine, registered):
     """Its thread may look once more when an engine was initialised again, and then sees that its own session has ended."""
     old, looked, look = engine._subscriber, threading.Event(), threading.Event()

@@ -415,19 +415,22 @@ def test_a_name_that_linux_does_not_take_is_cut():
         Arena("a\0b", [])
 
 
+@pytest.mark.parametrize("kind", [aio.Subscriber, aio.Publisher])
 @pytest.mark.parametrize("there", [False, True], ids=["before it is there", "in the moment in which it is"])
-def test_a_subscriber_whose_opening_is_cancelled_leaves_no_engine_behind(daemon, monkeypatch, there):
-    """The thread that opens it goes on; an engine that nobody holds would keep every version waiting."""
+def test_an_opening_that_is_cancelled_leaves_nobody_behind(daemon, monkeypatch, there, kind):
+    """The thread that opens it goes on; an engine that nobody holds would keep every version waiting, a trainer its place."""
     attached, go, ended = threading.Event(), threading.Event(), threading.Event()
     run = aio._Opening.run
 
-    def slowly(make):
-        opened = make()
-        attached.set()
-        assert go.wait(30)
-        return opened
-
     def then_say_so(opening):
+        make = opening._make
+
+        def slowly():
+            opened = make()
+            attached.set()
+            assert go.wait(30)
+            return opened
+        opening._make = slowly
         try:
             return run(opening)
         finally:
@@ -435,7 +438,7 @@ def test_a_subscriber_whose_opening_is_cancelled_leaves_no_engine_behind(daemon,
     monkeypatch.setattr(aio._Opening, "run", then_say_so)
 
     async def scenario():
-        opening = asyncio.ensure_future(aio.Subscriber(group="engine", rank=0, world_size=1, agent=daemon.agent_socket)._open_by(slowly))
+        opening = asyncio.ensure_future(kind(group="one", rank=0, world_size=1, agent=daemon.agent_socket).open())
         await asyncio.to_thread(attached.wait, 30)
         if there:  # and the loop, which is busy here, does not know it yet
             go.set()

@@ -6,7 +6,7 @@ import asyncio
 import contextlib
 import threading
 import time
-from typing import Any, AsyncIterator, Callable, Mapping, Sequence, TypeVar
+from typing import Any, AsyncIterator, Callable, Generic, Mapping, Sequence, TypeVar
 
 import grpc
 import numpy as np
@@ -23,6 +23,7 @@ from weightwire.tls import Channels, Tls
 from weightwire.v1 import coordinator_pb2, coordinator_pb2_grpc, types_pb2
 from weightwire.waiting import EpochWait, Found, ProgressCallback, ServedWait, StagedWait, VersionWait
 
+Opened_ = TypeVar("Opened_", bound="_publisher.Publisher | _subscriber.Subscriber")
 Found_ = TypeVar("Found_", bound="_subscriber.Offer | _subscriber.RoomWanted")
 
 
@@ -146,7 +147,7 @@ class Publisher:
         self.sync: _publisher.Publisher | None = None  #: the publisher behind it, once open
 
     async def open(self) -> "Publisher":
-        self.sync = await asyncio.to_thread(_publisher.Publisher, **self._place)
+        self.sync = await _open(lambda: _publisher.Publisher(**self._place))
         return self
 
     def _opened(self) -> _publisher.Publisher:
@@ -206,12 +207,7 @@ class Subscriber:
         def make(**more: Any) -> _subscriber.Subscriber:
             return _subscriber.Subscriber(**{**self._place, **more}, on_offer=lambda: _wake(loop, self._arrived))
 
-        opening = _Opening(lambda: by(make))
-        try:
-            self.sync = await asyncio.to_thread(opening.run)
-        except asyncio.CancelledError:
-            opening.give_up()
-            raise
+        self.sync = await _open(lambda: by(make))
         return self
 
     def _opened(self) -> _subscriber.Subscriber:
@@ -279,15 +275,15 @@ class Subscriber:
         await self.close()
 
 
-class _Opening:
-    """A subscriber that is being opened, on a thread that does not end when nobody waits for it any more."""
+class _Opening(Generic[Opened_]):
+    """What is being opened, on a thread that does not end when nobody waits for it any more."""
 
-    def __init__(self, make: Callable[[], _subscriber.Subscriber]):
+    def __init__(self, make: Callable[[], Opened_]):
         self._make, self._lock = make, threading.Lock()
-        self._made: _subscriber.Subscriber | None = None
+        self._made: Opened_ | None = None
         self._given_up = False
 
-    def run(self) -> _subscriber.Subscriber:
+    def run(self) -> Opened_:
         made = self._make()
         with self._lock:
             self._made, given_up = made, self._given_up
@@ -296,11 +292,21 @@ class _Opening:
         return made
 
     def give_up(self) -> None:
-        """It is closed as soon as it is there: an engine that nobody holds would keep versions waiting."""
+        """It is closed as soon as it is there: a rank that nobody holds keeps its place, and an engine keeps versions waiting."""
         with self._lock:
             self._given_up, made = True, self._made
         if made is not None:
             threading.Thread(target=made.close, name="weightwire-close", daemon=True).start()
+
+
+async def _open(make: Callable[[], Opened_]) -> Opened_:
+    """What `make` makes, on a thread; nothing is left of it when this is cancelled."""
+    opening = _Opening(make)
+    try:
+        return await asyncio.to_thread(opening.run)
+    except asyncio.CancelledError:
+        opening.give_up()
+        raise
 
 
 async def _take_back(publisher: _publisher.Publisher, version: int,

@@ -93,9 +93,8 @@ class HfReader:
                                         code="ABORTED", reason="stale_version", remedy=f"ask for {offer.version}")
             if offer.order == wanted:
                 for meta in self._tensors:
-                    copy = as_tensor(arrays[meta.name], meta).to(device, copy=True)
-                    torch_cuda.wait_for_copies([copy])
-                    yield meta.name, copy
+                    yield meta.name, as_tensor(arrays[meta.name], meta).to(device, copy=True)
+                torch_cuda.wait_for_copies([torch.empty(0, device=device)])
             self._offer = None
             self._subscriber.flip(offer)
             self._subscriber.acknowledge(offer)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import itertools
 import logging
 from typing import Any, Iterator, Mapping, Sequence, cast
 
@@ -34,7 +35,7 @@ class Version:
 
     def settle(self) -> None:
         """Until whoever took the tensors has read them: on a GPU copies run later."""
-        torch_cuda.wait_for_copies(tensor for _, tensor in self.named_tensors())
+        torch_cuda.wait_for_copies(tensor for _, tensor in itertools.islice(self.named_tensors(), 1))  # all are in one stage
 
 
 def _give_up(arrived: asyncio.Future[Version], over: asyncio.Task[None]) -> None:

@@ -206,10 +206,12 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
                          name="weightwire-offers", daemon=True).start()
 
     def _device_for_stage(self) -> Device | None:
-        if self._settings.install == "device-stage" and self._gpu is None:
+        if self._settings.install not in _WANTED:
+            return None
+        if self._gpu is None and self._settings.install == "device-stage":
             raise errors.RefusedError("install mode device-stage: the model is on no GPU", code="INVALID_ARGUMENT", reason="invalid_request",
                                       remedy="another install mode")
-        return Device(self._gpu) if self._gpu is not None and self._settings.install in _WANTED else None
+        return Device(self._gpu) if self._gpu is not None else None
 
     def _follow(self, subscriber: Subscriber, link: Link, closed: threading.Event) -> None:
         told = fenced = None
@@ -250,7 +252,7 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
             with self._lock:
                 self._lock.wait_for(lambda: not self._sealing, message["seconds"])
         elif do == "make_room":
-            self._interrupted = True
+            self._interrupted |= self._settings.install == "paused-live"  # else it goes on, and nobody has to resume it
             self._make_room(message["epoch"])
         elif do in ("acknowledge", "refuse"):
             with self._lock:
@@ -289,7 +291,7 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
                 self._shadow = (epoch, shadow)
 
     def _on_gpu(self, tensors: dict[str, torch.Tensor]) -> bool:
-        """Also where the stage was to be on a device an agent that has come back may have host memory only."""
+        """An agent that has come back may have host memory only, also where the stage was on a GPU before."""
         return self._staged_on is not None and any(torch_cuda.gpu_of(tensor) is not None for tensor in tensors.values())
 
     def _fits(self, tensors: dict[str, torch.Tensor]) -> bool:
