@@ -18,7 +18,7 @@ import torch.distributed as dist
 from weightwire import errors, export_check, publisher, torch_cuda
 from weightwire.boxes import Held
 from weightwire.device import Device, DeviceArray
-from weightwire.device_choice import DeviceChoice, device_for, open_at, wanted_device
+from weightwire.device_choice import DeviceChoice, device_for, open_with_fallback, wanted_device
 from weightwire.gpu_copy import GpuCopies, Piece
 from weightwire.host_copy import HostCopies, is_plain
 from weightwire.memory import TensorMeta
@@ -213,8 +213,8 @@ class LivePublisher:
         self._open(lives)
 
     def _open(self, lives: Sequence[Live]) -> None:
-        open_at(self._wanted, lambda: device_for(self._wanted, (live.tensor for live in lives)), lambda device: self._open_in(device, lives),
-                self._warn)
+        open_with_fallback(self._wanted, lambda: device_for(self._wanted, (live.tensor for live in lives)),
+                           lambda device: self._open_in(device, lives), self._warn)
 
     def _open_in(self, device: Device | None, lives: Sequence[Live]) -> None:
         if self._place is not None:

@@ -19,8 +19,8 @@ log = logging.getLogger("weightwire")
 #: WEIGHTWIRE_DEVICE, else "auto". See LivePublisher and weightwire.torch.Receiver.
 DeviceChoice = Union[Device, str, None]
 Opened_ = TypeVar("Opened_")
-#: For which another place may do. What comes of them may have nothing to do with the GPU: then the other place fails, too.
-_MAY_DO_ELSEWHERE = (errors.RefusedError, errors.NotReadyError, LibraryError)
+#: Errors after which host memory is tried. Where the GPU is not their reason, that fails with the same error.
+_TRY_THE_HOST = (errors.RefusedError, errors.NotReadyError, LibraryError)
 
 
 def wanted_device(device: DeviceChoice) -> Device | str:
@@ -59,9 +59,9 @@ def device_here(wanted: Device | str) -> Device | None:
     return Device(gpu) if gpu is not None else device_for(wanted, [])
 
 
-def open_at(wanted: Device | str, device: Callable[[], Device | None], open_in: Callable[[Device | None], Opened_],
-            warn: Callable[[errors.WeightwireError], None]) -> Opened_:
-    """What `open_in` makes on the device, and with "auto" without one where there it cannot be: `warn` is told why."""
+def open_with_fallback(wanted: Device | str, device: Callable[[], Device | None], open_in: Callable[[Device | None], Opened_],
+                       warn: Callable[[errors.WeightwireError], None]) -> Opened_:
+    """What `open_in` makes on the device. With "auto", where that fails: what it makes in host memory (None), and `warn` is told why."""
     try:
         on = device()
     except errors.WeightwireError as why:
@@ -72,7 +72,7 @@ def open_at(wanted: Device | str, device: Callable[[], Device | None], open_in: 
     if on is not None and wanted == "auto":
         try:
             return open_in(on)
-        except _MAY_DO_ELSEWHERE as why:
+        except _TRY_THE_HOST as why:
             opened = open_in(None)
             warn(why)
             return opened
@@ -80,9 +80,9 @@ def open_at(wanted: Device | str, device: Callable[[], Device | None], open_in: 
 
 
 def open_subscriber(wanted: Device | str, device: Callable[[], Device | None], make: Callable[[Device | None], Subscriber],
-                    bind: Callable[[Subscriber], object], meant: str = 'device="cpu"') -> tuple[Subscriber, Device | None]:
-    """A bound subscriber and the device on which its stage lies, None: in host memory, which for "auto" one warning explains. `meant`: the
-    user's words for host memory that needs no explanation."""
+                    bind: Callable[[Subscriber], object], option: str = 'device="cpu"') -> tuple[Subscriber, Device | None]:
+    """A bound subscriber and the device on which its stage lies, None: in host memory, which for "auto" one warning explains. `option`: what
+    a user sets to have host memory without that warning."""
     def open_in(device: Device | None) -> tuple[Subscriber, Device | None]:
         opened = make(device)
         try:
@@ -97,6 +97,6 @@ def open_subscriber(wanted: Device | str, device: Callable[[], Device | None], m
         return opened, device
 
     def warn(why: errors.WeightwireError) -> None:
-        log.warning("weightwire: versions arrive in host memory, not in the GPU's: %s (%s says that this is meant)", why, meant)
+        log.warning("weightwire: versions arrive in host memory, not in the GPU's: %s (%s says that this is meant)", why, option)
 
-    return open_at(wanted, device, open_in, warn)
+    return open_with_fallback(wanted, device, open_in, warn)
