@@ -11,7 +11,7 @@
  * behind what is on the stream. Of the others, only ww_cuda_event_wait waits for what was enqueued,
  * ww_cuda_flush_writes for what other devices of the bus wrote, and what frees or unmaps may
  * synchronise the device: keep it out of a transfer. The calling thread's current device is the
- * same before and after. Any thread may call; jobs are read before the call returns. Pointers are
+ * same before and after, but for ww_cuda_device_use. Any thread may call; jobs are read before the call returns. Pointers are
  * of device memory, or host memory that the device can reach, and naturally aligned.
  */
 #ifndef WEIGHTWIRE_KERNELS_CUDA_H_
@@ -25,7 +25,7 @@ extern "C" {
 #endif
 
 /* Changes with every change of what is below. Compare it first. */
-#define WW_CUDA_ABI_VERSION 5
+#define WW_CUDA_ABI_VERSION 6
 
 enum {
   WW_CUDA_OK = 0,
@@ -154,6 +154,8 @@ const char* ww_cuda_error(void);
 int32_t ww_cuda_device_count(int32_t* count);
 /* What names a device in every process: indices do not. WW_CUDA_UUID_BYTES. */
 int32_t ww_cuda_device_uuid(int32_t device, uint8_t* uuid);
+/* Makes `device` the calling thread's current one, for libraries that go by it (NCCL). */
+int32_t ww_cuda_device_use(int32_t device);
 
 /* Device memory of `bytes` (at least 1), aligned to 256, with undefined content. */
 int32_t ww_cuda_alloc(int32_t device, size_t bytes, void** memory);

@@ -73,6 +73,10 @@ int32_t ww_cuda_device_uuid(int32_t device, uint8_t* uuid) {
   return WW_CUDA_OK;
 }
 
+int32_t ww_cuda_device_use(int32_t device) {
+  return Checked(cudaSetDevice(device), "ww_cuda_device_use");
+}
+
 int32_t ww_cuda_stream_create(int32_t device, ww_cuda_stream* stream) {
   return OnDevice(device, "ww_cuda_stream_create", [&] {
     return cudaStreamCreateWithFlags(reinterpret_cast<cudaStream_t*>(stream),

@@ -32,6 +32,11 @@ uint64_t Collective::epoch() const {
   return state_.epoch();
 }
 
+int32_t Collective::nccl_version() const {
+  int version = 0;
+  return nccl_.ncclGetVersion(&version) == nccl::kSuccess ? version : 0;
+}
+
 Result<nccl::UniqueId> Collective::MakeUniqueId() {
   nccl::UniqueId id{};
   const int result = nccl_.ncclGetUniqueId(&id);

@@ -68,6 +68,8 @@ class Collective {
 
   State state() const;
   uint64_t epoch() const;
+  /// As NCCL counts.
+  int32_t nccl_version() const;
 
  private:
   Collective(Options options, const Libraries& libraries)

@@ -16,6 +16,7 @@ using std::chrono::milliseconds;
 
 constexpr Nanos kPauseMin = microseconds(20);
 constexpr Nanos kPauseMax = milliseconds(2);
+constexpr int kPauseShare = 8;  // of the time that it has taken so far: so late is the end noticed
 
 /// Shared with a thread that may outlive the Collective.
 struct Finished {
@@ -80,7 +81,7 @@ Result<bool> Collective::StreamReached(const char* what) {
 
 Status Collective::Poll(const char* what, Clock::time_point end,
                         const std::function<Result<bool>()>& look) {
-  for (Nanos pause = kPauseMin;; pause = std::min(2 * pause, kPauseMax)) {
+  for (const auto begin = Clock::now();;) {
     WW_ASSIGN_OR_STATUS(const bool done, look());
     std::unique_lock lock(mutex_);
     if (state_.state() == State::kAborting) return state_.why();
@@ -93,6 +94,7 @@ Status Collective::Poll(const char* what, Clock::time_point end,
                     .Remedy("a member is lost, slow or never called; report the loss and form "
                             "again under a new epoch"));
     }
+    const Nanos pause = std::clamp<Nanos>((now - begin) / kPauseShare, kPauseMin, kPauseMax);
     changed_.wait_until(lock, std::min(end, now + pause));
   }
 }

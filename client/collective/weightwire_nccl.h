@@ -24,7 +24,7 @@ extern "C" {
 #endif
 
 /* Changes with every change of what is below. Compare it first. */
-#define WW_NCCL_ABI_VERSION 1
+#define WW_NCCL_ABI_VERSION 2
 #define WW_NCCL_UNIQUE_ID_BYTES 128
 
 enum {
@@ -68,6 +68,8 @@ int32_t ww_nccl_open(const ww_nccl_options* options, ww_nccl** collective);
 /* Aborts what is formed. No other call is under way. NULL is ignored. */
 void ww_nccl_free(ww_nccl* collective);
 
+/* Of the NCCL that was loaded, as NCCL counts: 22809 is 2.28.9. */
+int32_t ww_nccl_version(const ww_nccl* collective);
 /* By rank 0, for one form of all. */
 int32_t ww_nccl_unique_id(ww_nccl* collective, uint8_t id[WW_NCCL_UNIQUE_ID_BYTES]);
 int32_t ww_nccl_form(ww_nccl* collective, const uint8_t id[WW_NCCL_UNIQUE_ID_BYTES], uint32_t rank,

@@ -95,6 +95,16 @@ void Device::Release(const Allocation& allocation) {
   released_.notify_all();
 }
 
+Status Device::UseOnThisThread() { return Checked(calls().device_use(index_)); }
+
+Result<std::shared_ptr<void>> Device::MakeStream() {
+  ww_cuda_stream stream = nullptr;
+  WW_FAIL_IF_ERROR(Checked(calls().stream_create(index_, &stream)));
+  return std::shared_ptr<void>(stream, [self = shared_from_this()](void* made) {
+    self->calls().stream_destroy(self->index_, made);
+  });
+}
+
 Status Device::Connect(const Device& other) {
   return Checked(calls().peer_enable(index_, other.index_));
 }

@@ -114,6 +114,8 @@ class Device : public std::enable_shared_from_this<Device> {
   ~Device();
 
   const Uuid& uuid() const { return uuid_; }
+  /// As this process sees it.
+  int32_t index() const { return index_; }
   std::string name() const { return ToString(uuid_); }
 
   ///   kResourceExhausted / kLimitExceeded  names the bytes and the device
@@ -123,6 +125,11 @@ class Device : public std::enable_shared_from_this<Device> {
   /// still being unmapped.
   ///   kUnavailable / kMemoryInvalid  its process is gone, or it is no memory of this device
   Result<std::shared_ptr<Allocation>> OpenIpc(const IpcHandle& handle);
+
+  /// Makes this GPU the calling thread's current one, for libraries that go by it (NCCL).
+  Status UseOnThisThread();
+  /// A stream for such a library. Destroyed with the last copy; what is enqueued runs on.
+  Result<std::shared_ptr<void>> MakeStream();
 
   /// Copies between the two go directly from now on. Not an error that stops anything: without it
   /// CUDA copies through host memory.

@@ -60,6 +60,7 @@ Status Library::Find(void* library) {
   find("ww_cuda_error", calls_.error);
   find("ww_cuda_device_count", calls_.device_count);
   find("ww_cuda_device_uuid", calls_.device_uuid);
+  find("ww_cuda_device_use", calls_.device_use);
   find("ww_cuda_alloc", calls_.alloc);
   find("ww_cuda_free", calls_.free);
   find("ww_cuda_ipc_export", calls_.ipc_export);

@@ -29,6 +29,7 @@ class Library {
     decltype(&::ww_cuda_error) error = nullptr;
     decltype(&::ww_cuda_device_count) device_count = nullptr;
     decltype(&::ww_cuda_device_uuid) device_uuid = nullptr;
+    decltype(&::ww_cuda_device_use) device_use = nullptr;
     decltype(&::ww_cuda_alloc) alloc = nullptr;
     decltype(&::ww_cuda_free) free = nullptr;
     decltype(&::ww_cuda_ipc_export) ipc_export = nullptr;

@@ -24,6 +24,7 @@
 #include "server/transport/shm/shm_transport.h"
 #include "server/transport/tcp/tcp_transport.h"
 #include "server/transport/ucx/ucx_transport.h"
+#include "tests/conformance/fake_nccl_transport.h"
 #include "tests/conformance/pattern.h"
 #include "tests/support/fake_cuda/fake_gpus.h"
 #include "tests/support/tls_for_tests.h"
@@ -54,6 +55,7 @@ std::unique_ptr<transport::Transport> Make(const std::string& backend, const std
   if (backend == "cuda_ipc") {
     return transport::MakeCudaIpcTransport({{}, testing::FakeDevices(), {}});
   }
+  if (backend == "nccl") return MakeFakeNccl({}, 0);
   if (backend == "ucx") {
     transport::UcxOptions ucx;
     ucx.tls = tuning;

@@ -10,6 +10,7 @@
 #include "server/transport/cuda_ipc/cuda_ipc_transport.h"
 #include "server/transport/shm/shm_transport.h"
 #include "server/transport/ucx/ucx_transport.h"
+#include "tests/conformance/fake_nccl_transport.h"
 #include "tests/conformance/gpu_side.h"
 #include "tests/conformance/pattern.h"
 #include "tests/support/fake_cuda/fake_gpus.h"
@@ -59,6 +60,9 @@ std::vector<Kind> RealKinds() {
                              {"tcp4_mac", "tcp", 4, {}, transport::Integrity::kMac},
                              {"tcp4_tls", "tcp", 4, {}, transport::Integrity::kTls}};
   for (const Kind& kind : UcxKinds()) kinds.push_back(kind);
+  Kind gpu{"nccl_gpu", "nccl", 1};
+  gpu.gpu = true;
+  kinds.insert(kinds.end(), {{"nccl", "nccl", 1}, gpu});
   return kinds;
 }
 
@@ -141,6 +145,18 @@ std::unique_ptr<Side> Rig::MakeSide(Limits limits) {
     options.gets_in_flight_max = limits.gets_in_flight_max;
     options.notifies_queued_max = limits.notifies_queued_max;
     side->transport = transport::MakeTcpTransport(options);
+  } else if (kind_.backend == "nccl") {
+    transport::TcpOptions sessions;
+    sessions.handshake_timeout = limits.handshake_timeout;
+    sessions.inbound_handshakes_max = limits.inbound_handshakes_max;
+    sessions.handshake_grace = limits.handshake_grace;
+    sessions.inbound_sessions_max = limits.inbound_sessions_max;
+    sessions.metrics = limits.metrics;
+    sessions.chunk_bytes_max = limits.chunk_bytes_max;
+    sessions.gets_in_flight_max = limits.gets_in_flight_max;
+    sessions.notifies_queued_max = limits.notifies_queued_max;
+    side->transport = MakeFakeNccl(sessions, number % 2);
+    if (kind_.gpu) side->transport = ExportsFromGpu(std::move(side->transport));
   } else if (kind_.backend == "ucx") {
     transport::UcxOptions options;
     options.tls = kind_.tls;

@@ -36,12 +36,12 @@ using transport::Transport;
 
 struct Kind {
   std::string name;     ///< of the test instance
-  std::string backend;  ///< "fake", "shm", "cuda_ipc", "tcp" or "ucx"
+  std::string backend;  ///< "fake", "shm", "cuda_ipc", "tcp", "ucx" or "nccl"
   int connections = 1;
   std::string tls = {};                                         ///< of ucx
   transport::Integrity integrity = transport::Integrity::kCrc;  ///< of tcp
   size_t gpus = 0;   ///< of cuda_ipc: on so many GPUs lies what is mapped; 0: in host memory
-  bool gpu = false;  ///< of fake: all that is exported and read into lies on a fake GPU
+  bool gpu = false;  ///< of fake and nccl: all that is exported and read into lies on a fake GPU
 };
 void PrintTo(const Kind& kind, std::ostream* out);
 std::vector<Kind> AllKinds();

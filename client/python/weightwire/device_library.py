@@ -18,7 +18,7 @@ import numpy as np
 from weightwire import errors
 
 log = logging.getLogger("weightwire")
-ABI_VERSION = 5
+ABI_VERSION = 6
 _REMEDY = "build the target weightwire_cuda and name the file: library, or WEIGHTWIRE_CUDA"
 _INT, _POINTER, _SIZE, _BYTES = ctypes.c_int32, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_char_p
 _OUT = ctypes.POINTER(_POINTER)

@@ -10,7 +10,7 @@ import grpc
 from weightwire import errors
 from weightwire.v1 import types_pb2
 
-ABI_VERSION = 1
+ABI_VERSION = 2
 UNIQUE_ID_BYTES = 128
 STATES = ("unformed", "forming", "ready", "running", "aborting", "stuck", "closed")
 HANDLE = ctypes.c_void_p

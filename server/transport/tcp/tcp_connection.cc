@@ -52,12 +52,12 @@ void TcpConnection::StartGet(GetOperation operation) {
   WriteNext();
 }
 
-void TcpConnection::SendNotify(std::vector<std::byte> message) {
+void TcpConnection::SendNotify(std::vector<std::byte> message, bool bounded) {
   WW_CHECK(!shut_);
   TcpOutgoing outgoing{};
   outgoing.SetFrame({.type = FrameType::kNotify, .length = message.size()});
   outgoing.small = std::move(message);
-  outgoing.is_notify = true;
+  outgoing.bounded_notify = bounded;
   control_.push_back(std::move(outgoing));
   WriteNext();
 }
@@ -99,7 +99,9 @@ void TcpConnection::OnHeader() {
     case FrameType::kGetReply:
       return OnGetReply(*frame);
     case FrameType::kNotify:
-      if (index_ != 0 || frame->length > kNotifyBytesMax) return Garbage("a misplaced notify");
+      if (index_ != 0 || frame->length > core_.options.notify_bytes_max) {
+        return Garbage("a misplaced notify");
+      }
       return ReadNotify(frame->length);
     default:
       return Garbage("a frame of another transport");
@@ -236,7 +238,7 @@ void TcpConnection::WriteNext() {
                              if (self->shut_) return;
                              if (error) return self->Broken(error);
                              for (const TcpOutgoing& sent : std::exchange(self->writing_, {})) {
-                               if (sent.is_notify) self->endpoint_->NotifySent();
+                               if (sent.bounded_notify) self->endpoint_->NotifySent();
                              }
                              self->WriteNext();
                            });

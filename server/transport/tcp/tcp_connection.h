@@ -32,7 +32,7 @@ class TcpConnection final : public std::enable_shared_from_this<TcpConnection> {
   void Start();
   /// Not after Shut, like SendNotify.
   void StartGet(GetOperation operation);
-  void SendNotify(std::vector<std::byte> message);
+  void SendNotify(std::vector<std::byte> message, bool bounded);
   /// Closes the socket; after it no buffer is touched. Completes what was posted.
   void Shut();
 
@@ -65,7 +65,7 @@ class TcpConnection final : public std::enable_shared_from_this<TcpConnection> {
   std::map<uint64_t, GetOperation> gets_;  ///< sent, not completed
 
   std::array<std::byte, kFrameBytes + kTagBytes> header_in_;
-  std::array<std::byte, kNotifyBytesMax + kTagBytes> notify_in_;
+  std::array<std::byte, kTcpNotifyBytesMax + kTagBytes> notify_in_;
   FrameTag tag_in_;
   /// The payload that is being read: of this Get, so many bytes more, which go to `place_`.
   uint64_t arriving_ = 0;

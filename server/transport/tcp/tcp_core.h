@@ -41,7 +41,7 @@ class TcpCore {
   void CountFull();
 
   const TcpOptions options;
-  const std::string name = "tcp";
+  const std::string& name = options.name;
   Handler* handler = nullptr;  ///< set by Start, before anything reads it
   Incarnation self{};
   ExportTable exports;

@@ -94,19 +94,21 @@ void TcpEndpoint::Finish(size_t connection, GetOperation operation, Status statu
 }
 
 Status TcpEndpoint::Notify(std::span<const std::byte> message) {
-  if (message.size() > kNotifyBytesMax) {
-    return Status(Code::kInvalidArgument, Reason::kMessageTooLarge, "a notify of over 64 bytes");
+  if (const size_t most = core_->options.notify_bytes_max; message.size() > most) {
+    return Status(Code::kInvalidArgument, Reason::kMessageTooLarge,
+                  "a notify of over " + std::to_string(most) + " bytes");
   }
   std::lock_guard lock(mutex_);
   if (state_ != State::kOpen) return TransportFailed("the session has ended");
-  if (notifies_queued_ >= core_->options.notifies_queued_max) {
+  const bool bounded = core_->options.bounds == nullptr || core_->options.bounds(message);
+  if (bounded && notifies_queued_ >= core_->options.notifies_queued_max) {
     return Status(Code::kResourceExhausted, Reason::kLimitExceeded, "the notify queue is full");
   }
-  ++notifies_queued_;
+  if (bounded) ++notifies_queued_;
   const auto& connection = connections_.front();
   connection->loop().Post(
-      [connection, bytes = std::vector<std::byte>(message.begin(), message.end())] {
-        connection->SendNotify(bytes);
+      [connection, bounded, bytes = std::vector<std::byte>(message.begin(), message.end())] {
+        connection->SendNotify(bytes, bounded);
       });
   return OkStatus();
 }

@@ -31,7 +31,7 @@ struct TcpOutgoing {
   uint64_t offset = 0;
   uint64_t bytes = 0;
   std::vector<PieceRange> ranges;
-  bool is_notify = false;
+  bool bounded_notify = false;  ///< the endpoint counts it until it is sent
   std::optional<FrameTag> header_tag;
   std::optional<FrameTag> payload_tag;
 };

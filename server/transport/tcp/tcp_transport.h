@@ -2,6 +2,7 @@
 
 #include <cstdint>
 #include <memory>
+#include <span>
 #include <string>
 #include <string_view>
 
@@ -21,6 +22,9 @@ enum class Integrity : int {
 
 /// Before the address of a transport under TLS, so that a caller sees at once who is not set alike.
 inline constexpr std::string_view kTlsPrefix = "tls:";
+
+/// The longest message that a session could be told to carry.
+inline constexpr size_t kTcpNotifyBytesMax = 160;
 
 struct TcpOptions {
   std::string bind = "127.0.0.1:0";  ///< "host:port" or "[v6]:port", numeric
@@ -46,6 +50,11 @@ struct TcpOptions {
   std::shared_ptr<TlsPeers> tls_peers = {};  ///< under kTls, and only there
   uint8_t traffic_class = 0;  ///< TOS byte of every data socket; 0: the system's choice
   metrics::Sink* metrics = &metrics::Null();  ///< must outlive the transport
+  // Of a transport whose sessions these are, and whose payload goes elsewhere.
+  std::string name = "tcp";
+  size_t notify_bytes_max = kNotifyBytesMax;  ///< ≤ kTcpNotifyBytesMax
+  /// Which notifies notifies_queued_max bounds; null: all.
+  bool (*bounds)(std::span<const std::byte> notify) = nullptr;
 };
 
 /// Name "tcp". Peers connect by "host:port" (names are resolved), "tls:host:port" under kTls. Only

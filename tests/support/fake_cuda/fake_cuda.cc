@@ -71,6 +71,7 @@ State& Global() {
 }
 
 thread_local std::string last_error;
+thread_local int32_t current_device = 0;
 
 int32_t Fail(int32_t code, const char* what, const std::string& why) {
   last_error = std::string(what) + ": " + why;
@@ -449,6 +450,23 @@ int32_t ww_cuda_device_count(int32_t* count) {
   *count = static_cast<int32_t>(Global().devices.size());
   return *count > 0 ? WW_CUDA_OK : Enter(0, "ww_cuda_device_count");
 }
+
+int32_t ww_cuda_device_use(int32_t device) {
+  std::lock_guard lock(Global().mutex);
+  if (int32_t bad = Enter(device, "ww_cuda_device_use")) return bad;
+  current_device = device;
+  return WW_CUDA_OK;
+}
+
+int32_t fake_cuda_index_of(const void* memory) {
+  std::lock_guard lock(Global().mutex);
+  const auto number = Global().memory.DeviceOf(memory);
+  const auto& devices = Global().devices;
+  const auto found = number ? std::ranges::find(devices, *number) : devices.end();
+  return found == devices.end() ? -1 : static_cast<int32_t>(found - devices.begin());
+}
+
+int32_t fake_cuda_current_device(void) { return current_device; }
 
 int32_t ww_cuda_device_uuid(int32_t device, uint8_t* uuid) {
   std::lock_guard lock(Global().mutex);

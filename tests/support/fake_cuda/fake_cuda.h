@@ -51,6 +51,11 @@ void* fake_cuda_alias(void* device_memory, size_t bytes);
 uint64_t fake_cuda_launches(void);
 uint64_t fake_cuda_registered(void);
 
+/// Whose memory it is, by index; -1: no device's.
+int32_t fake_cuda_index_of(const void* memory);
+/// The calling thread's current device, by index.
+int32_t fake_cuda_current_device(void);
+
 /// The `calls`-th next call named `name` ("ww_cuda_copy") fails with WW_CUDA_FAILED, once.
 void fake_cuda_fail(const char* name, uint32_t calls);
 }

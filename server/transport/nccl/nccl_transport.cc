@@ -1,0 +1,178 @@
+#include "server/transport/nccl/nccl_transport.h"
+
+#include <algorithm>
+#include <utility>
+
+#include "server/transport/cuda_ipc/cuda_ipc_address.h"
+#include "server/transport/nccl/nccl_core.h"
+#include "server/transport/nccl/nccl_endpoint.h"
+
+namespace weightwire::transport {
+namespace {
+
+/// "host:port?nccl=22809&gpu=0d8f1c2e,…".
+struct NcclAddress {
+  std::string socket;
+  std::string version;
+  std::vector<std::string> gpus;
+};
+
+NcclAddress Parse(const std::string& text) {
+  NcclAddress address;
+  const size_t end = text.find('?');
+  address.socket = text.substr(0, end);
+  std::string rest = end == text.npos ? "" : text.substr(end + 1);
+  while (!rest.empty()) {
+    const size_t next = rest.find_first_of("&,");
+    const std::string fact = rest.substr(0, next);
+    rest = next == rest.npos ? "" : rest.substr(next + 1);
+    if (fact.starts_with("nccl=")) {
+      address.version = fact.substr(5);
+    } else {
+      address.gpus.push_back(fact.starts_with("gpu=") ? fact.substr(4) : fact);
+    }
+  }
+  return address;
+}
+
+std::string VersionText(int32_t version) {
+  return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
+         std::to_string(version % 100);
+}
+
+/// What a session of tcp is told to carry, besides what the user sends.
+TcpOptions SessionsOf(TcpOptions options) {
+  options.name = "nccl";
+  options.integrity = Integrity::kCrc;
+  options.connections = options.near_connections = 1;
+  options.io_threads = 1;
+  options.notify_bytes_max = kNcclMessageBytesMax;
+  static_assert(kNcclMessageBytesMax <= kTcpNotifyBytesMax);
+  options.bounds = [](std::span<const std::byte> message) { return IsNotify(message); };
+  return options;
+}
+
+class NcclTransport final : public Transport, public Handler {
+ public:
+  explicit NcclTransport(NcclOptions options)
+      : inner_(MakeTcpTransport(SessionsOf(options.sessions))) {
+    options.sessions.name = "nccl";
+    core_ = std::make_shared<NcclCore>(std::move(options));
+  }
+
+  ~NcclTransport() override {
+    inner_.reset();  // ends every session
+    core_->WaitUntilNoneIsLeft();
+    core_->Stop();
+  }
+
+  const std::string& name() const override { return core_->name; }
+  Capabilities capabilities() const override {
+    Capabilities capabilities;
+    capabilities.gets_device_memory = true;
+    capabilities.chunk_bytes_max = core_->options.sessions.chunk_bytes_max;
+    capabilities.gets_in_flight_max = core_->options.sessions.gets_in_flight_max;
+    return capabilities;
+  }
+  Status Viable() const override {
+    if (!core_->has_gpus()) {
+      const Status& none = core_->options.none;
+      return Status(Code::kFailedPrecondition, Reason::kTransportFailed,
+                    "no GPU memory: " + (none.ok() ? "no GPU is visible" : none.message()))
+          .Remedy(none.remedy());
+    }
+    if (!core_->library) return core_->library.error();
+    return inner_->Viable();
+  }
+  std::string choices() const override {
+    std::string names;
+    for (const auto& gpu : core_->gpus()) {
+      names += (names.empty() ? "" : ", ") + gpu->device->name();
+    }
+    return "NCCL " + VersionText((*core_->library)->nccl_version()) + " between GPUs of peers and " +
+           names + " (untested on hardware)";
+  }
+  Status Start(Handler* handler, Incarnation self) override {
+    core_->handler = handler;
+    return inner_->Start(this, self);
+  }
+  std::string address() const override {
+    std::string text = inner_->address();
+    text += "?nccl=" + std::to_string((*core_->library)->nccl_version());
+    for (size_t i = 0; i < core_->gpus().size(); ++i) {
+      text += (i == 0 ? "&gpu=" : ",") + ShortName(core_->gpus()[i]->device->uuid());
+    }
+    return text;
+  }
+
+  Status Reaches(const std::string& text) const override {
+    WW_RETURN_IF_ERROR(core_->stuck());
+    const NcclAddress peer = Parse(text);
+    const auto refuse = [](std::string why, std::string remedy) {
+      return Status(Code::kFailedPrecondition, Reason::kTransportFailed, std::move(why))
+          .Remedy(std::move(remedy));
+    };
+    const std::string ours = std::to_string((*core_->library)->nccl_version());
+    if (peer.version != ours) {
+      return refuse("the peer has NCCL " + peer.version + ", we have " + ours,
+                    "give all agents the same libnccl.so.2");
+    }
+    for (const auto& gpu : core_->gpus()) {
+      const std::string name = ShortName(gpu->device->uuid());
+      if (std::ranges::find(peer.gpus, name) == peer.gpus.end()) continue;
+      return refuse("the peer has our GPU …" + name + ", and NCCL takes a GPU once",
+                    "name cuda_ipc before nccl: it is for agents of one host");
+    }
+    return OkStatus();
+  }
+
+  RegionKey Export(GatherList pieces) override { return core_->exports().Export(std::move(pieces)); }
+  void Revoke(RegionKey key, std::function<void()> done) override {
+    core_->exports().Revoke(key, std::move(done));
+  }
+
+  void Connect(const std::string& address, const Hello& hello, Nanos timeout,
+               ConnectDone done) override {
+    const Nanos deadline = timeout < Nanos::max() / 2 ? SystemClock().Now() + timeout : Nanos::max();
+    inner_->Connect(
+        Parse(address).socket, hello, timeout,
+        [core = core_, deadline, done = std::move(done)](auto inner) mutable {
+          if (!inner) {
+            return core->Post([done = std::move(done), why = std::move(inner.error())] {
+              done(Fail(why));
+            });
+          }
+          auto endpoint = std::make_shared<NcclEndpoint>(core, *inner);
+          core->Add((*inner)->id(), endpoint);
+          endpoint->Open(std::max(deadline - SystemClock().Now(), Nanos(1)), std::move(done));
+        });
+  }
+
+  // Of the sessions below.
+  Result<Ticket> OnHello(const CallerHello& said) override {
+    return core_->handler->OnHello(said);
+  }
+  void OnAccepted(std::shared_ptr<Endpoint> inner) override {
+    const uint64_t id = inner->id();
+    core_->Add(id, std::make_shared<NcclEndpoint>(core_, std::move(inner)));
+  }
+  void OnNotify(const std::shared_ptr<Endpoint>& inner,
+                std::span<const std::byte> message) override {
+    if (const auto endpoint = core_->Find(inner->id())) endpoint->OnMessage(message);
+  }
+  void OnClosed(const std::shared_ptr<Endpoint>& inner, const Status& why) override {
+    if (const auto endpoint = core_->Find(inner->id())) endpoint->OnInnerClosed(why);
+  }
+
+ private:
+  std::unique_ptr<Transport> inner_;
+  std::shared_ptr<NcclCore> core_;
+};
+
+}  // namespace
+
+std::unique_ptr<Transport> MakeNcclTransport(NcclOptions options) {
+  return std::make_unique<NcclTransport>(std::move(options));
+}
+
+}  // namespace weightwire::transport
