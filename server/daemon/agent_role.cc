@@ -20,6 +20,7 @@
 #include "server/rpc/random.h"
 #include "server/transfer/staging.h"
 #include "server/transport/cuda_ipc/cuda_ipc_transport.h"
+#include "server/transport/nccl/nccl_transport.h"
 #include "server/transport/shm/shm_transport.h"
 #include "server/transport/tcp/tcp_transport.h"
 #include "server/transport/ucx/ucx_transport.h"
@@ -50,6 +51,21 @@ std::unique_ptr<transport::Transport> MakeTransport(const std::string& name, con
     }
     options.none = gpu_pools.none;
     return transport::MakeCudaIpcTransport(std::move(options));
+  }
+  if (name == "nccl") {
+    transport::NcclOptions options;
+    options.sessions.bind = config.nccl_listen;
+    options.sessions.advertised_host = config.advertise_host;
+    options.sessions.traffic_class = static_cast<uint8_t>(config.traffic_class);
+    options.sessions.metrics = &metrics;
+    options.nccl_library = config.nccl_library;
+    options.cuda_library = config.gpu_library;
+    options.form_timeout = std::chrono::milliseconds(config.nccl_form_timeout_ms);
+    for (const auto& [uuid, pool] : gpu_pools.by_device) {
+      options.devices.emplace(uuid, pool->device().shared_from_this());
+    }
+    options.none = gpu_pools.none;
+    return transport::MakeNcclTransport(std::move(options));
   }
   if (name == "ucx") {
     transport::UcxOptions options;
@@ -147,7 +163,8 @@ Status AgentRole::MakeTransports(const Config& config, const Host& host) {
     auto transport = MakeTransport(name, config, tls, gpu_pools_, host.metrics);
     if (Status can = transport->Viable(); !can.ok()) {
       // Going on with another transport would be the fallback that the setting forbids.
-      if (name == "ucx" && config.gpu_direct == transport::GpuDirect::kRequired) return can;
+      const bool direct = name == "ucx" || name == "nccl";
+      if (direct && config.gpu_direct == transport::GpuDirect::kRequired) return can;
       spdlog::warn("transport {} cannot run here: {}", name, can.ToString());
       continue;
     }

@@ -64,16 +64,17 @@ bool Names(const Config& config, std::string_view transport) {
 }
 
 Status CheckTransports(const Config& config) {
-  if (HasAgent(config.role) && Names(config, "cuda_ipc") && config.gpu == Gpu::kOff) {
-    return Status(Invalid("transports names cuda_ipc, and gpu is off"))
-        .Remedy("set gpu to auto or required, with gpu_slab_bytes, or leave cuda_ipc out");
+  for (const std::string name : {"cuda_ipc", "nccl"}) {
+    if (!HasAgent(config.role) || !Names(config, name) || config.gpu != Gpu::kOff) continue;
+    return Status(Invalid("transports names " + name + ", and gpu is off"))
+        .Remedy("set gpu to auto or required, with gpu_slab_bytes, or leave " + name + " out");
   }
   if (config.gpu_direct != transport::GpuDirect::kRequired || !HasAgent(config.role) ||
-      Names(config, "ucx")) {
+      Names(config, "ucx") || Names(config, "nccl")) {
     return OkStatus();
   }
-  return Status(Invalid("gpu_direct is required, but transports does not name ucx"))
-      .Remedy("add ucx to transports, or set gpu_direct to auto or off");
+  return Status(Invalid("gpu_direct is required, but transports names neither ucx nor nccl"))
+      .Remedy("add one of them to transports, or set gpu_direct to auto or off");
 }
 
 Status CheckIntegrity(const Config& config) {
@@ -81,10 +82,11 @@ Status CheckIntegrity(const Config& config) {
   if (config.integrity == Integrity::kCrc || !HasAgent(config.role)) return OkStatus();
   const bool tls = config.integrity == Integrity::kTls;
   const std::string set = tls ? "integrity is tls" : "integrity is mac";
-  if (Names(config, "ucx")) {
-    return Status(Invalid(set + ", and ucx, which transports names, carries no " +
+  for (const std::string name : {"ucx", "nccl"}) {
+    if (!Names(config, name)) continue;
+    return Status(Invalid(set + ", and " + name + ", which transports names, carries no " +
                           (tls ? "TLS" : "MAC")))
-        .Remedy("leave ucx out of transports, or set integrity to crc");
+        .Remedy("leave " + name + " out of transports, or set integrity to crc");
   }
   if (tls && config.tls_cert.empty()) {
     return Status(Invalid(set + ", and there is no certificate to show"))
@@ -213,6 +215,9 @@ Status CheckListeners(const Config& config) {
     WW_RETURN_IF_ERROR(CheckListener(config, "data_listen", config.data_listen, tls ? "" : "data"));
     if (Names(config, "ucx")) {
       WW_RETURN_IF_ERROR(CheckListener(config, "ucx_listen", config.ucx_listen, "data"));
+    }
+    if (Names(config, "nccl")) {
+      WW_RETURN_IF_ERROR(CheckListener(config, "nccl_listen", config.nccl_listen, "data"));
     }
   }
   return CheckListener(config, "http", config.http, config.http_tls ? "" : "http");

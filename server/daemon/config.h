@@ -36,6 +36,9 @@ struct Config {
   std::vector<std::string> coordinator;  ///< role agent: tried in turn
   std::string data_listen = "127.0.0.1:0";
   std::string ucx_listen = "127.0.0.1:0";
+  std::string nccl_listen = "127.0.0.1:0";
+  std::string nccl_library;
+  uint32_t nccl_form_timeout_ms = 20'000;
   std::string ucx_tls;
   std::string ucx_devices;
   transport::GpuDirect gpu_direct = transport::GpuDirect::kAuto;

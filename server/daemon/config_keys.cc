@@ -198,12 +198,14 @@ Key SocketGroup() {
 }
 
 Key Transports() {
-  return {"transports", "LIST", "data transports in order of preference (cuda_ipc, shm, tcp, ucx)",
+  return {"transports", "LIST", "data transports in order of preference (cuda_ipc, shm, nccl, ucx, tcp)",
           [](Config& config, std::string_view value) {
             std::vector<std::string> list;
             for (std::string& item : Items(value)) {
-              if (item != "cuda_ipc" && item != "shm" && item != "tcp" && item != "ucx") {
-                return Invalid("\"" + item + "\" is no transport; cuda_ipc, shm, tcp and ucx are");
+              static constexpr std::string_view kNames[] = {"cuda_ipc", "shm", "nccl", "ucx", "tcp"};
+              if (std::ranges::find(kNames, item) == std::end(kNames)) {
+                return Invalid("\"" + item +
+                               "\" is no transport; cuda_ipc, shm, nccl, ucx and tcp are");
               }
               if (std::find(list.begin(), list.end(), item) != list.end()) {
                 return Invalid(item + " is named twice");
@@ -253,6 +255,11 @@ std::vector<Key> MakeKeys() {
                 &Config::coordinator),
       Address("data_listen", "data plane listener (tcp)", &Config::data_listen, false),
       Address("ucx_listen", "data plane listener of ucx", &Config::ucx_listen, false),
+      Address("nccl_listen", "data plane listener of nccl", &Config::nccl_listen, false),
+      Text("nccl_library", "FILE", "NCCL, 2.18 or newer; empty: libnccl.so.2, as the loader finds it",
+           &Config::nccl_library),
+      Millis("nccl_form_timeout_ms", "for a communicator of nccl to form; after it, the next transport",
+             &Config::nccl_form_timeout_ms),
       Text("ucx_tls", "LIST", "UCX_TLS of ucx: rc,tcp,…; empty: the environment's or UCX's choice",
            &Config::ucx_tls),
       Text("ucx_devices", "LIST",

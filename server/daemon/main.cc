@@ -74,9 +74,9 @@ void WarnIfInsecure(const Config& config) {
   if (!config.insecure) return;
   spdlog::critical(
       "INSECURE: --insecure is set. Anyone who reaches listen={} http={} data_listen={} "
-      "ucx_listen={} can read, replace or stop what this process moves. Use it on trusted networks "
-      "only.",
-      config.listen, config.http, config.data_listen, config.ucx_listen);
+      "ucx_listen={} nccl_listen={} can read, replace or stop what this process moves. Use it on "
+      "trusted networks only.",
+      config.listen, config.http, config.data_listen, config.ucx_listen, config.nccl_listen);
 }
 
 /// From now on a further signal ends the process, and so does a shutdown that takes too long.

@@ -147,7 +147,7 @@ void DeclareContent(Sink& sink) {
 }
 
 void DeclareTransfers(Sink& sink) {
-  const std::vector<std::string> transports = {"shm", "cuda_ipc", "tcp", "ucx"};
+  const std::vector<std::string> transports = {"shm", "cuda_ipc", "nccl", "ucx", "tcp"};
   sink.DeclareCounter("transfer_bytes_total", "Payload bytes moved",
                       Pairs("transport", transports, "direction", {"in", "out"}));
   std::vector<Labels> of_gpus;
@@ -197,7 +197,7 @@ void DeclareTransfers(Sink& sink) {
 void DeclareService(Sink& sink) {
   sink.DeclareGauge(
       "connections", "Open data-plane connections, by transport and state",
-      Pairs("transport", {"shm", "cuda_ipc", "tcp", "ucx"}, "state", {"handshaking", "open"}));
+      Pairs("transport", {"shm", "cuda_ipc", "nccl", "ucx", "tcp"}, "state", {"handshaking", "open"}));
   sink.DeclareCounter("transport_closes_total",
                       "Data-plane sessions that were refused or broke, by transport and cause", {});
   sink.DeclareGauge("ucx_devices",

@@ -63,7 +63,7 @@ Status GpuDirectRefusal(const std::string& what, const Status& why) {
                 "gpu_direct is required, but the payload of " + what +
                     " would pass host memory: " + why.message())
       .Remedy(
-          "let every rank attach with its GPU and reach its peers by ucx alone, raise "
+          "let every rank attach with its GPU and reach its peers by ucx or nccl alone, raise "
           "gpu_slab_bytes where a GPU has no room for slots, or set gpu_direct to auto");
 }
 

@@ -175,7 +175,7 @@ TEST(Config, GpuDirectThatIsRequiredIsRefusedInsteadOfFallingBack) {
 TEST(Config, GpuDirectThatIsRequiredNeedsTheTransportThatHasIt) {
   const Finished run = RunTool("weightwired", {"--gpu-direct=required"});
   EXPECT_EQ(run.code, kConfigExit);
-  EXPECT_NE(run.err.find("transports does not name ucx"), std::string::npos) << run.err;
+  EXPECT_NE(run.err.find("transports names neither ucx nor nccl"), std::string::npos) << run.err;
 }
 
 }  // namespace

@@ -30,6 +30,9 @@ ports:
   {{- if has "ucx" $root.Values.agent.transports }}
   - {name: ww-ucx, containerPort: 7414}
   {{- end }}
+  {{- if has "nccl" $root.Values.agent.transports }}
+  - {name: ww-nccl, containerPort: 7415}
+  {{- end }}
 # The page answers once the sockets are open: the application finds its agent.
 startupProbe:
   httpGet: {path: /healthz, port: ww-http{{ include "weightwire.scheme" $root }}}

@@ -16,8 +16,8 @@
 {{- if and $values.tls.pages $values.tls.agentTokens -}}
 {{- fail "tls.pages: agents that have tokens have no certificate to serve their pages with. Leave tls.agentTokens or tls.pages out" -}}
 {{- end -}}
-{{- if and (include "weightwire.dataTls" . | eq "true") (or (not $values.tls.coordinatorSecret) $values.tls.agentTokens (has "ucx" $values.agent.transports)) -}}
-{{- fail "agent.config.integrity=tls: agents show each other their certificates, over tcp. Set tls.coordinatorSecret and tls.agentSecret, and leave tls.agentTokens and the transport ucx out" -}}
+{{- if and (include "weightwire.dataTls" . | eq "true") (or (not $values.tls.coordinatorSecret) $values.tls.agentTokens (has "ucx" $values.agent.transports) (has "nccl" $values.agent.transports)) -}}
+{{- fail "agent.config.integrity=tls: agents show each other their certificates, over tcp. Set tls.coordinatorSecret and tls.agentSecret, and leave tls.agentTokens and the transports ucx and nccl out" -}}
 {{- end -}}
 {{- $scrape := $values.monitoring.podMonitor -}}
 {{- if and $values.tls.pages $scrape.enabled (not $scrape.tls.secret) -}}
@@ -76,7 +76,7 @@
 {{- fail (printf "coordinator.config.%s is set by the chart: use tls.pages, tls, coordinator.etcdAccess, bindHost or job, or leave it (probes, Service and volumes depend on it)" $name) -}}
 {{- end -}}
 {{- end -}}
-{{- range $name := list "role" "job" "coordinator" "agent_socket" "socket_group" "http" "data_listen" "ucx_listen" "advertise_host" "transports" "stage_bytes_max" "insecure" "allow_plaintext" "tls_cert" "tls_key" "tls_ca" "http_tls" "token_file" "name" -}}
+{{- range $name := list "role" "job" "coordinator" "agent_socket" "socket_group" "http" "data_listen" "ucx_listen" "nccl_listen" "advertise_host" "transports" "stage_bytes_max" "insecure" "allow_plaintext" "tls_cert" "tls_key" "tls_ca" "http_tls" "token_file" "name" -}}
 {{- if hasKey $values.agent.config $name -}}
 {{- fail (printf "agent.config.%s is set by the chart: use agent.stageGiB, agent.transports, tls, tls.pages, bindHost or job, or leave it (probes, ports and memory depend on it)" $name) -}}
 {{- end -}}
@@ -93,6 +93,9 @@
 {{- end -}}
 {{- if and (not (include "weightwire.seesGpus" .)) (eq (toString $values.agent.config.gpu_direct) "required") -}}
 {{- fail "agent.config.gpu_direct=required: no agent would see a GPU. Set agent.gpu.claim or agent.gpu.visibleDevices" -}}
+{{- end -}}
+{{- if and (has "nccl" $values.agent.transports) (not (include "weightwire.seesGpus" .)) -}}
+{{- fail "agent.transports names nccl, and no agent would see a GPU. Set agent.gpu.claim or agent.gpu.visibleDevices, or leave nccl out" -}}
 {{- end -}}
 {{- if hasKey $values.agent.config "gpu_slab_bytes" -}}
 {{- fail "agent.config.gpu_slab_bytes is set by the chart: use agent.gpu.slabGiB" -}}

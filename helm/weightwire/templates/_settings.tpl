@@ -83,6 +83,7 @@ http_tls: "true"
       "http" (printf "%s:7412" .Values.bindHost)
       "data_listen" (printf "%s:7413" .Values.bindHost)
       "ucx_listen" (printf "%s:7414" .Values.bindHost)
+      "nccl_listen" (printf "%s:7415" .Values.bindHost)
       "transports" .Values.agent.transports
       | merge (include "weightwire.gpuSettings" . | fromYaml)
       | merge (include "weightwire.plaintext" (list . (ternary (list "http") (list "http" "data") (include "weightwire.dataTls" . | eq "true"))) | fromYaml) -}}

@@ -24,7 +24,7 @@ void NcclEndpoint::Get(RegionKey key, uint64_t offset, std::vector<MutableSpan> 
   } else {
     const auto first =
         std::ranges::find_if(operation.into, [](const MutableSpan& span) { return !span.empty(); });
-    lane = ReceiveLane(core_->LaneOf(first->at().device), core_->options.form_timeout);
+    lane = ReceiveLane(core_->LaneOf(first->at().device));
     if (lane == nullptr) refused = EndOf(operation);
   }
   if (lane != nullptr) return lane->Submit(std::move(operation));
@@ -46,21 +46,20 @@ void NcclEndpoint::Map(RegionKey, Nanos, MapDone done) {
   });
 }
 
-void NcclEndpoint::Open(Nanos timeout, Transport::ConnectDone done) {
+void NcclEndpoint::Open(Transport::ConnectDone done) {
   {
     std::lock_guard lock(mutex_);
     opened_ = std::move(done);
   }
-  ReceiveLane(0, std::min(timeout, core_->options.form_timeout));
+  ReceiveLane(0);
 }
 
-std::shared_ptr<NcclReceiveLane> NcclEndpoint::ReceiveLane(uint32_t number, Nanos form_timeout) {
+std::shared_ptr<NcclReceiveLane> NcclEndpoint::ReceiveLane(uint32_t number) {
   std::lock_guard lock(mutex_);
   if (ended_) return nullptr;
   auto& lane = receiving_[number];
   if (lane != nullptr) return lane;
-  lane = std::make_shared<NcclReceiveLane>(shared_from_this(), core_->GpuOf(number), number,
-                                           form_timeout);
+  lane = std::make_shared<NcclReceiveLane>(shared_from_this(), core_->GpuOf(number), number);
   ++lanes_;
   lane->Start();
   return lane;

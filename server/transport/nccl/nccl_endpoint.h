@@ -31,7 +31,7 @@ class NcclEndpoint final : public Endpoint, public std::enable_shared_from_this<
   void Close() override { inner_->Close(); }
 
   /// Of who called: `done` hears of it once the first lane carries something.
-  void Open(Nanos timeout, Transport::ConnectDone done);
+  void Open(Transport::ConnectDone done);
 
   // On the threads of the inner transport.
   void OnMessage(std::span<const std::byte> bytes);
@@ -53,7 +53,7 @@ class NcclEndpoint final : public Endpoint, public std::enable_shared_from_this<
  private:
   Status OnForm(const NcclForm& form);
   Status OnRequest(const NcclRequest& request);
-  std::shared_ptr<NcclReceiveLane> ReceiveLane(uint32_t number, Nanos form_timeout);
+  std::shared_ptr<NcclReceiveLane> ReceiveLane(uint32_t number);
   /// True: the session was open, and ends for `why`.
   bool End(Status why);
   void MaybeSettle();

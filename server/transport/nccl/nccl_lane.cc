@@ -167,7 +167,7 @@ Status NcclReceiveLane::OnReply(const Frame& frame) {
 }
 
 Status NcclReceiveLane::Form(NcclPair& pair) {
-  const Nanos deadline = DeadlineAfter(form_timeout_);
+  const Nanos deadline = DeadlineAfter(core().options.form_timeout);
   NcclForm form{number_, gpu_.receiving.bytes(), {}};
   WW_ASSIGN_OR_STATUS(form.unique_id, pair.MakeUniqueId());
   {

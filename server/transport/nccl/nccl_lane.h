@@ -64,9 +64,7 @@ class NcclLane : public std::enable_shared_from_this<NcclLane> {
 /// Of who reads.
 class NcclReceiveLane final : public NcclLane {
  public:
-  NcclReceiveLane(std::shared_ptr<NcclEndpoint> endpoint, NcclCore::Gpu& gpu, uint32_t number,
-                  Nanos form_timeout)
-      : NcclLane(std::move(endpoint), gpu, number), form_timeout_(form_timeout) {}
+  using NcclLane::NcclLane;
   /// On any thread.
   void Submit(GetOperation operation);
   /// A reply of the peer. kInvalidArgument: it breaks the rules.
@@ -91,7 +89,6 @@ class NcclReceiveLane final : public NcclLane {
   void AdvanceLocked();
   void Complete(GetOperation operation, Status status);
 
-  const Nanos form_timeout_;
   // Under mutex_.
   bool announced_ = false;  ///< the peer knows of the lane
   bool drained_ = false;

@@ -31,8 +31,9 @@ std::string FindFile() {
   return kFile;
 }
 
+/// Rounded up: what did not end within that has not ended within `time`.
 uint32_t Milliseconds(Nanos time) {
-  const auto count = std::chrono::duration_cast<std::chrono::milliseconds>(time).count();
+  const auto count = std::chrono::ceil<std::chrono::milliseconds>(time).count();
   return static_cast<uint32_t>(std::clamp<int64_t>(count, 1, 3'600'000));
 }
 

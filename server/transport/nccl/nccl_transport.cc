@@ -133,10 +133,9 @@ class NcclTransport final : public Transport, public Handler {
 
   void Connect(const std::string& address, const Hello& hello, Nanos timeout,
                ConnectDone done) override {
-    const Nanos deadline = timeout < Nanos::max() / 2 ? SystemClock().Now() + timeout : Nanos::max();
     inner_->Connect(
         Parse(address).socket, hello, timeout,
-        [core = core_, deadline, done = std::move(done)](auto inner) mutable {
+        [core = core_, done = std::move(done)](auto inner) mutable {
           if (!inner) {
             return core->Post([done = std::move(done), why = std::move(inner.error())] {
               done(Fail(why));
@@ -144,7 +143,7 @@ class NcclTransport final : public Transport, public Handler {
           }
           auto endpoint = std::make_shared<NcclEndpoint>(core, *inner);
           core->Add((*inner)->id(), endpoint);
-          endpoint->Open(std::max(deadline - SystemClock().Now(), Nanos(1)), std::move(done));
+          endpoint->Open(std::move(done));
         });
   }
 

@@ -23,7 +23,8 @@ struct NcclOptions {
   /// sending and for receiving.
   uint64_t buffer_bytes = 16 << 20;
   uint32_t rounds_max = 4;  ///< that run at once on one GPU, in each direction
-  Nanos form_timeout = std::chrono::seconds(20);      ///< of a communicator
+  /// Of a communicator; that of Connect is for the session below.
+  Nanos form_timeout = std::chrono::seconds(20);
   Nanos exchange_timeout = std::chrono::seconds(60);  ///< of a round, for who sends
   Nanos release_grace = std::chrono::seconds(10);     ///< for NCCL to give a communicator back
 };

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <cstdlib>
+#include <cstdint>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -51,7 +52,7 @@ struct State {
   std::vector<int> devices;
   uint64_t bytes_each = uint64_t{1} << 30;
   bool broken = false;
-  bool host_forbidden = false;
+  uint64_t host_bytes_max = UINT64_MAX;
   uint64_t host_bytes = 0;
   std::map<std::string, uint32_t> faults;
 };
@@ -64,7 +65,7 @@ State& Global() {
     for (std::string item; std::getline(in, item, ',');) made->devices.push_back(std::stoi(item));
     if (const char* bytes = std::getenv("FAKE_CUDA_BYTES")) made->bytes_each = std::stoull(bytes);
     const char* host = std::getenv("FAKE_CUDA_HOST_BYTES");
-    made->host_forbidden = host != nullptr && std::string(host) == "forbidden";
+    if (host != nullptr) made->host_bytes_max = std::string(host) == "forbidden" ? 0 : std::stoull(host);
     return made;
   }();
   return *state;
@@ -140,7 +141,7 @@ bool Count(const void* target, const void* source, size_t bytes) {
     return true;
   }
   state.host_bytes += bytes;
-  return !state.host_forbidden;
+  return state.host_bytes <= state.host_bytes_max;
 }
 
 /// A kernel reaches its own device and, where it is registered, the host.

@@ -16,8 +16,9 @@
 ///
 /// Environment: FAKE_CUDA_DEVICES, the devices that this process sees, in its order ("1,0"; default
 /// "0"; empty: none); FAKE_CUDA_BYTES, memory of each (default 1 GiB, of each process);
-/// FAKE_CUDA_HOST_BYTES=forbidden: a copy between a device and the host, sums apart, breaks the
-/// device, which proves of what still works that nothing went that way.
+/// FAKE_CUDA_HOST_BYTES=forbidden, or a number: a copy between a device and the host, sums apart,
+/// that goes beyond so many bytes in all breaks the device, which proves of what still works that
+/// nothing went that way.
 extern "C" {
 
 /// What a test does with device memory: anything, at once, after all that was enqueued.

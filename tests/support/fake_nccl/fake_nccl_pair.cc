@@ -65,6 +65,9 @@ struct World {
   uint64_t ids = 0;
   int version = 22809;
   int hanging = 0;
+  /// Events are those of the fake GPUs, which know nothing of what is enqueued here: so the
+  /// communicator is not ready before it has moved.
+  bool events_elsewhere = false;
 
   int FaultOf(int rank) const {
     const auto fault = faults.find(rank);
@@ -75,6 +78,7 @@ World& TheWorld() {
   static auto* world = new World();  // threads may be left behind
   static const bool read = [] {
     if (const char* version = std::getenv("FAKE_NCCL_VERSION")) world->version = std::stoi(version);
+    world->events_elsewhere = std::getenv("FAKE_NCCL_EVENTS_ELSEWHERE") != nullptr;
     if (const char* fault = std::getenv("FAKE_NCCL_FAULT")) {
       world->faults[0] = world->faults[1] = std::stoi(fault);
     }
@@ -152,6 +156,7 @@ bool Move(FakeComm& comm, Operation& operation) {
   }
   std::lock_guard lock(TheWorld().mutex);
   if (comm.aborted) return false;
+  if (TheWorld().FaultOf(comm.rank) == FAKE_NCCL_WRONG_BYTES) came.back() ^= std::byte{1};
   std::memcpy(operation.data, came.data(), came.size());
   return true;
 }
@@ -193,12 +198,14 @@ void Run(FakeComm* comm) {
     }
     next->over = true;
     comm->pending.pop_front();
+    if (world.events_elsewhere && comm->pending.empty()) comm->state = nccl::kSuccess;
   }
 }
 
 int Enqueue(FakeComm& comm, const OperationPtr& operation, void* stream) {
   World& world = TheWorld();
   if (world.FaultOf(comm.rank) == FAKE_NCCL_ASYNC_ERROR) comm.state = nccl::kSystemError;
+  if (world.events_elsewhere && comm.state == nccl::kSuccess) comm.state = nccl::kInProgress;
   comm.pending.push_back(operation);
   world.streams[stream].push_back(operation);
   world.changed.notify_all();
