@@ -11,8 +11,9 @@
  * behind what is on the stream. Of the others, only ww_cuda_event_wait waits for what was enqueued,
  * ww_cuda_flush_writes for what other devices of the bus wrote, and what frees or unmaps may
  * synchronise the device: keep it out of a transfer. The calling thread's current device is the
- * same before and after, but for ww_cuda_device_use. Any thread may call; jobs are read before the call returns. Pointers are
- * of device memory, or host memory that the device can reach, and naturally aligned.
+ * same before and after, but for ww_cuda_device_use. Any thread may call; jobs are read before the
+ * call returns. Pointers are of device memory, or host memory that the device can reach, and
+ * naturally aligned.
  */
 #ifndef WEIGHTWIRE_KERNELS_CUDA_H_
 #define WEIGHTWIRE_KERNELS_CUDA_H_

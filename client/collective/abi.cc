@@ -73,7 +73,9 @@ int32_t ww_nccl_open(const ww_nccl_options* options, ww_nccl** collective) {
 
 void ww_nccl_free(ww_nccl* collective) { delete collective; }
 
-int32_t ww_nccl_version(const ww_nccl* collective) { return collective->collective->nccl_version(); }
+int32_t ww_nccl_version(const ww_nccl* collective) {
+  return collective->collective->nccl_version();
+}
 
 int32_t ww_nccl_unique_id(ww_nccl* collective, uint8_t id[WW_NCCL_UNIQUE_ID_BYTES]) {
   return Guard([&]() -> weightwire::Status {

@@ -13,6 +13,7 @@ import signal
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from typing import Callable, Dict, List, Optional
 
@@ -210,6 +211,54 @@ def publish(gpu: Gpu, small: bool, library: str, size: int, mode: str = "hold") 
             "over_device_copy": statistics.median(times) / base}
 
 
+def over_nccl(gpu: Gpu, small: bool, library: str) -> Dict[str, object]:
+    """Versions from one agent's GPU memory to another's by NCCL's send and receive: two processes that NCCL takes for two hosts, on one GPU."""
+    from weightwire.local_daemon import running
+    size = 8 << 20 if small else 1 << 30
+    tensors, total, times = model(size), 0, []
+    scratch = [gpu.allocate(size), gpu.allocate(size)]
+    base = gpu.seconds(lambda: gpu.move(scratch[0], scratch[1], size))
+    gpu.free(*scratch)
+    common = {**settings(library, int(size * 3.2) + (512 << 20)), "transports": "[nccl]", "nccl_form_timeout_ms": 30_000}
+    if gpu.fake:
+        common["nccl_library"] = os.path.join(os.path.dirname(library), "libfake_nccl_pair.so")
+        os.environ["FAKE_NCCL_EVENTS_ELSEWHERE"] = "1"
+    os.environ.update(NCCL_MULTI_RANK_GPU_ENABLE="1", NCCL_HOSTID="weightwire-kit-0")
+    with local(timeout=120, **common) as first, tempfile.TemporaryDirectory() as place:
+        os.environ["NCCL_HOSTID"] = "weightwire-kit-1"
+        socket = f"{place}/agent.sock"
+        second = {**common, "role": "agent", "name": "second", "coordinator": first.address, "agent_socket": socket, "http": "127.0.0.1:0"}
+        with running(second, place, 120) as said:
+            if "transport nccl cannot run" in open(first.log).read():
+                raise Skipped(next(line for line in open(first.log) if "transport nccl cannot run" in line)[:300])
+            device = Device(0, library)
+            with Publisher(rank=0, world_size=1, device=device) as trainer, \
+                    Subscriber(group="engine", rank=0, world_size=1, device=device, agent=socket) as engine:
+                params = trainer.bind_boxes(boxes(tensors, 0, 1))
+                engine.bind_submission(boxes(tensors, 0, 1))
+                for version in range(1, 6):
+                    values = {meta.name: bits(meta.shape, 100 * version + i) for i, meta in enumerate(tensors)}
+                    for name, value in values.items():
+                        params[name].write(value)
+                    began = time.perf_counter()
+                    release = trainer.publish(version)
+                    offer = engine.wait_offer(120)
+                    times.append(time.perf_counter() - began)
+                    got = engine.flip(offer)
+                    engine.acknowledge(offer)
+                    release.wait_released(120)
+                    for name, value in values.items():
+                        if not np.array_equal(got[name].read(), value):
+                            raise RuntimeError(f"version {version}: {name} is wrong")
+                    total += sum(value.nbytes for value in values.values())
+                with Client() as client:
+                    went = dict(client.status().epochs[0].bytes_by_transport)
+                if set(went) != {"nccl-gpu"}:
+                    raise RuntimeError(f"the bytes went otherwise: {went}; see {said}")
+    return {"bytes": size, "bytes_checked": total, "seconds": statistics.median(times[1:]), "first_seconds": times[0],
+            "over_device_copy": statistics.median(times[1:]) / base}
+
+
 def torch_ipc(gpu: Gpu, small: bool, library: str) -> Dict[str, object]:
     """A torch tensor over the agent's memory: torch writes a version, another torch tensor reads what arrived."""
     if gpu.fake:
@@ -340,7 +389,7 @@ def killed_holder(gpu: Gpu, small: bool, library: str) -> Dict[str, object]:
 
 def main() -> int:
     parser = argparse.ArgumentParser()
-    parser.add_argument("check", choices=["kernels", "publish-1g", "publish-8g", "snapshot", "torch-ipc", "torch-adapter", "killed-holder"])
+    parser.add_argument("check", choices=["kernels", "publish-1g", "publish-8g", "snapshot", "over-nccl", "torch-ipc", "torch-adapter", "killed-holder"])
     parser.add_argument("--library", required=True)
     parser.add_argument("--small", action="store_true")
     asked = parser.parse_args()
@@ -351,6 +400,7 @@ def main() -> int:
             "publish-1g": lambda: publish(gpu, asked.small, asked.library, 1 << 30),
             "publish-8g": lambda: publish(gpu, asked.small, asked.library, 8 << 30),
             "snapshot": lambda: publish(gpu, asked.small, asked.library, 1 << 30, mode="snapshot"),
+            "over-nccl": lambda: over_nccl(gpu, asked.small, asked.library),
             "torch-ipc": lambda: torch_ipc(gpu, asked.small, asked.library),
             "torch-adapter": lambda: torch_adapter(gpu, asked.small, asked.library),
             "killed-holder": lambda: killed_holder(gpu, asked.small, asked.library)}

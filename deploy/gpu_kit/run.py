@@ -22,7 +22,7 @@ HERE = Path(__file__).resolve().parent
 #: name -> (seconds, command); GTest programs are in bin/, the others in checks.py. Nine minutes in all at most.
 GTESTS = {"kernels-bit-for-bit": (120, "gpu_test"), "cuda-ipc": (60, "gpu_ipc_test"), "gpu-direct": (60, "gpu_direct_test"),
           "nccl-two-ranks": (60, "gpu_collective_test")}
-CHECKS = {"kernels": 45, "publish-1g": 45, "publish-8g": 90, "snapshot": 45, "torch-ipc": 45, "torch-adapter": 45, "killed-holder": 45}
+CHECKS = {"kernels": 45, "publish-1g": 45, "publish-8g": 90, "snapshot": 45, "over-nccl": 45, "torch-ipc": 45, "torch-adapter": 45, "killed-holder": 45}
 TOTAL_SECONDS = 540
 #: These programs call CUDA's runtime themselves, so that a library in its place does not do.
 NEED_CUDA = {"kernels-bit-for-bit", "gpu-direct", "nccl-two-ranks"}

@@ -198,25 +198,27 @@ Key SocketGroup() {
 }
 
 Key Transports() {
-  return {"transports", "LIST", "data transports in order of preference (cuda_ipc, shm, nccl, ucx, tcp)",
-          [](Config& config, std::string_view value) {
-            std::vector<std::string> list;
-            for (std::string& item : Items(value)) {
-              static constexpr std::string_view kNames[] = {"cuda_ipc", "shm", "nccl", "ucx", "tcp"};
-              if (std::ranges::find(kNames, item) == std::end(kNames)) {
-                return Invalid("\"" + item +
-                               "\" is no transport; cuda_ipc, shm, nccl, ucx and tcp are");
-              }
-              if (std::find(list.begin(), list.end(), item) != list.end()) {
-                return Invalid(item + " is named twice");
-              }
-              list.push_back(std::move(item));
-            }
-            if (list.empty()) return Invalid("at least one transport is needed");
-            config.transports = std::move(list);
-            return OkStatus();
-          },
-          [](const Config& config) { return Joined(config.transports); }};
+  return {
+      "transports", "LIST",
+      "data transports in order of preference (cuda_ipc, shm, nccl, ucx, tcp)",
+      [](Config& config, std::string_view value) {
+        std::vector<std::string> list;
+        for (std::string& item : Items(value)) {
+          static constexpr std::string_view kNames[] = {"cuda_ipc", "shm", "nccl", "ucx", "tcp"};
+          if (std::ranges::find(kNames, item) == std::end(kNames)) {
+            return Invalid("\"" + item +
+                           "\" is no transport; cuda_ipc, shm, nccl, ucx and tcp are");
+          }
+          if (std::find(list.begin(), list.end(), item) != list.end()) {
+            return Invalid(item + " is named twice");
+          }
+          list.push_back(std::move(item));
+        }
+        if (list.empty()) return Invalid("at least one transport is needed");
+        config.transports = std::move(list);
+        return OkStatus();
+      },
+      [](const Config& config) { return Joined(config.transports); }};
 }
 
 Key Plaintext() {
@@ -256,9 +258,11 @@ std::vector<Key> MakeKeys() {
       Address("data_listen", "data plane listener (tcp)", &Config::data_listen, false),
       Address("ucx_listen", "data plane listener of ucx", &Config::ucx_listen, false),
       Address("nccl_listen", "data plane listener of nccl", &Config::nccl_listen, false),
-      Text("nccl_library", "FILE", "NCCL, 2.18 or newer; empty: libnccl.so.2, as the loader finds it",
+      Text("nccl_library", "FILE",
+           "NCCL, 2.18 or newer; empty: libnccl.so.2, as the loader finds it",
            &Config::nccl_library),
-      Millis("nccl_form_timeout_ms", "for a communicator of nccl to form; after it, the next transport",
+      Millis("nccl_form_timeout_ms",
+             "for a communicator of nccl to form; after it, the next transport",
              &Config::nccl_form_timeout_ms),
       Text("ucx_tls", "LIST", "UCX_TLS of ucx: rc,tcp,…; empty: the environment's or UCX's choice",
            &Config::ucx_tls),

@@ -23,6 +23,12 @@ std::string ToString(const Uuid& uuid) {
   return text;
 }
 
+std::string ShortName(const Uuid& uuid) {
+  constexpr size_t kShortNameBytes = 8;
+  const std::string name = ToString(uuid);
+  return name.substr(name.size() - kShortNameBytes);
+}
+
 Result<Uuid> ParseUuid(std::string_view text) {
   const auto malformed = [text] {
     return Fail(Status(Code::kInvalidArgument, Reason::kInvalidRequest,

@@ -19,6 +19,8 @@ struct Uuid {
 
 /// As nvidia-smi has it: "GPU-8932f937-d72c-4106-c12f-20bd9faed9f6".
 std::string ToString(const Uuid& uuid);
+/// Its end, for addresses, where room is short.
+std::string ShortName(const Uuid& uuid);
 ///   kInvalidArgument / kInvalidRequest  not of that form
 Result<Uuid> ParseUuid(std::string_view text);
 

@@ -195,9 +195,9 @@ void DeclareTransfers(Sink& sink) {
 }
 
 void DeclareService(Sink& sink) {
-  sink.DeclareGauge(
-      "connections", "Open data-plane connections, by transport and state",
-      Pairs("transport", {"shm", "cuda_ipc", "nccl", "ucx", "tcp"}, "state", {"handshaking", "open"}));
+  sink.DeclareGauge("connections", "Open data-plane connections, by transport and state",
+                    Pairs("transport", {"shm", "cuda_ipc", "nccl", "ucx", "tcp"}, "state",
+                          {"handshaking", "open"}));
   sink.DeclareCounter("transport_closes_total",
                       "Data-plane sessions that were refused or broke, by transport and cause", {});
   sink.DeclareGauge("ucx_devices",

@@ -141,6 +141,24 @@ TEST_F(Nccl, ACommunicatorThatDoesNotFormFailsTheConnectInItsTime) {
   EXPECT_TRUE(rig.Wait([&] { return source->recorder.accepted.size() == 1; }));
 }
 
+/// The first lane is there; the one of the other GPU is asked for, and never formed.
+TEST_F(Nccl, AGetKeepsItsDeadlineWhileItsLaneForms) {
+  transport::NcclOptions both = OptionsOf(0);
+  both.devices = testing::FakeDevices();
+  auto source = MakeSide(both);
+  auto reader = MakeSide(both);
+  const size_t first = both.devices.begin()->second == testing::FakeDevice(0) ? 0 : 1;
+  auto region = PatternSlab(0, kBytes, 0);
+  const RegionKey key = source->transport->Export({{region, 0, kBytes}});
+  auto endpoint = rig.Open(*reader, *source);
+  Fault(1, FAKE_NCCL_HANG_INIT);
+  Status status;
+  const auto began = std::chrono::steady_clock::now();
+  Read(endpoint, key, 1 - first, &status, 300ms);
+  EXPECT_EQ(status.code(), Code::kDeadlineExceeded) << status.ToString();
+  EXPECT_LT(std::chrono::steady_clock::now() - began, both.form_timeout);
+}
+
 TEST_F(Nccl, ALaneThatCarriesOtherBytesIsNotUsed) {
   auto source = MakeSide(OptionsOf(0));
   auto reader = MakeSide(OptionsOf(1));
@@ -167,8 +185,8 @@ TEST_F(Nccl, ARoundThatFailsOrHangsEndsTheSessionAndTheNextOneWorks) {
       Status status;
       Read(endpoint, key, 1, &status, 500ms);
       EXPECT_FALSE(status.ok());
-      EXPECT_EQ(status.code(), fault == FAKE_NCCL_HANG_OPERATION ? Code::kDeadlineExceeded
-                                                                 : Code::kUnavailable)
+      EXPECT_EQ(status.code(),
+                fault == FAKE_NCCL_HANG_OPERATION ? Code::kDeadlineExceeded : Code::kUnavailable)
           << status.ToString();
       ASSERT_TRUE(rig.Wait([&] { return reader->recorder.closed.contains(endpoint->id()); }));
       ASSERT_TRUE(rig.Wait([&] { return source->recorder.closed.size() == 1; }));
@@ -277,8 +295,8 @@ TEST_F(Nccl, RandomFaultsGiveTheRightBytesOrAFailure) {
     auto source = MakeSide(options[0]);
     auto reader = MakeSide(options[1]);
     const RegionKey key = source->transport->Export({{region, 0, kBytes}});
-    auto opened = rig.Connect(*reader, source->transport->address(),
-                              rig.HelloFor(*reader, source->self));
+    auto opened =
+        rig.Connect(*reader, source->transport->address(), rig.HelloFor(*reader, source->self));
     ASSERT_TRUE(rig.WaitFor(opened));
     if (opened->endpoint == nullptr) continue;
     std::vector<std::vector<std::byte>> buffers(16);

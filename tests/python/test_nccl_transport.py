@@ -29,9 +29,9 @@ def gpu(number: int) -> Device:
     return Device(f"GPU-fafafafa-fafa-fafa-fafa-fafafafafa0{number}", FAKE)
 
 
-def fleet(hub, groups, *, source: dict, target: dict, of_source: dict = {}, of_target: dict = {}):  # noqa: F811
+def fleet(hub, groups, *, source: dict, target: dict, of_source: dict | None = None, of_target: dict | None = None):  # noqa: F811
     """Two agents; a trainer on GPU 0 of the first, an engine on GPU 1 of the second."""
-    first, second = hub(env=source, **nccl(**of_source)), hub("engine", env=target, **nccl(**of_target))
+    first, second = hub(env=source, **nccl(**of_source or {})), hub("engine", env=target, **nccl(**of_target or {}))
     trainer = Trainer(first.agent_socket, CONFIG, "megatron:tp2,pp1", shards_of(content(1), 2), gpu(0))
     engine = EngineRanks(second.agent_socket, "engine-a", CONFIG, "vllm:tp1", shapes(1), device=gpu(1))
     groups += [trainer, engine]

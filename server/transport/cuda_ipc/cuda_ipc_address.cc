@@ -8,7 +8,6 @@ namespace weightwire::transport {
 namespace {
 
 constexpr size_t kGpusMax = 15;
-constexpr size_t kShortNameBytes = 8;
 
 /// `visit` gets each part of `text` between separators.
 template <typename Visit>
@@ -47,11 +46,6 @@ CudaIpcAddress ParseCudaIpcAddress(const std::string& text) {
     Split(fact.substr(4), ',', [&](std::string_view gpu) { address.gpus.emplace_back(gpu); });
   });
   return address;
-}
-
-std::string ShortName(const device::Uuid& uuid) {
-  const std::string name = ToString(uuid);
-  return name.substr(name.size() - kShortNameBytes);
 }
 
 std::string PidNamespace() {

@@ -13,7 +13,7 @@ namespace weightwire::transport {
 struct CudaIpcAddress {
   std::string socket;
   std::string pid_namespace;      ///< the inode of /proc/self/ns/pid
-  std::vector<std::string> gpus;  ///< the ends of their UUIDs
+  std::vector<std::string> gpus;  ///< as device::ShortName has them
 };
 
 /// At most 15 GPUs, so that the whole fits what the wire takes (256 bytes).
@@ -21,8 +21,6 @@ std::string FormatAddress(const CudaIpcAddress& address);
 /// Total.
 CudaIpcAddress ParseCudaIpcAddress(const std::string& text);
 
-/// How a GPU is called there.
-std::string ShortName(const device::Uuid& uuid);
 /// This process's; empty where /proc does not say.
 std::string PidNamespace();
 

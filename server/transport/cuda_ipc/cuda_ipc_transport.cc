@@ -18,7 +18,7 @@ class CudaIpcTransport final : public LocalTransport {
         none_(std::move(options.none)),
         pid_namespace_(PidNamespace()) {
     for (const auto& [uuid, device] : options.devices) {
-      gpus_.push_back(ShortName(uuid));
+      gpus_.push_back(device::ShortName(uuid));
       names_ += (names_.empty() ? "" : ", ") + ToString(uuid);
     }
   }

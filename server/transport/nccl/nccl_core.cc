@@ -80,8 +80,9 @@ void NcclCore::SetStuck(const std::string& why) {
   if (!stuck_.ok()) return;
   stuck_ = Status(Code::kUnavailable, Reason::kTransportFailed,
                   "NCCL has not given a communicator back: " + why)
-               .Remedy("restart this agent when it suits; until then its peers are read over the "
-                       "next of transports");
+               .Remedy(
+                   "restart this agent when it suits; until then its peers are read over the "
+                   "next of transports");
 }
 
 Status NcclCore::stuck() {

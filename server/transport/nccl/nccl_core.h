@@ -41,6 +41,7 @@ class NcclCore {
   /// Runs `task` on the transport's thread, after what was posted before. When that has ended, at
   /// once.
   void Post(Task task);
+  void PostAfter(Nanos delay, Task task) { home_.PostAfter(delay, std::move(task)); }
   /// Runs `task`, which may block for release_grace, elsewhere.
   void PostSlow(Nanos delay, Task task) { slow_.PostAfter(delay, std::move(task)); }
 

@@ -41,8 +41,7 @@ Status NcclEndpoint::Notify(std::span<const std::byte> message) {
 
 void NcclEndpoint::Map(RegionKey, Nanos, MapDone done) {
   core_->Post([done = std::move(done)] {
-    done(Fail(Code::kUnimplemented, Reason::kInvalidRequest,
-                         "nccl cannot map a peer's memory"));
+    done(Fail(Code::kUnimplemented, Reason::kInvalidRequest, "nccl cannot map a peer's memory"));
   });
 }
 
@@ -93,8 +92,7 @@ Status NcclEndpoint::OnForm(const NcclForm& form) {
   if (sending_.contains(form.lane)) {
     return Status(Code::kInvalidArgument, Reason::kInvalidRequest, "a lane that is there");
   }
-  auto lane =
-      std::make_shared<NcclSendLane>(shared_from_this(), core_->GpuOf(form.lane), form);
+  auto lane = std::make_shared<NcclSendLane>(shared_from_this(), core_->GpuOf(form.lane), form);
   sending_.emplace(form.lane, lane);
   ++lanes_;
   lane->Start();

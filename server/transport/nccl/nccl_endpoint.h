@@ -14,9 +14,9 @@ namespace weightwire::transport {
 
 /// One session: `inner`, one of tcp, and lanes: those that we read over, and those of the peer.
 ///
-/// It ends when `inner` ends, or with FailSession, which ends `inner`: the lanes stop, complete what they
-/// have, and the last one lets OnClosed be called. All that the user hears runs on the transport's
-/// thread.
+/// It ends when `inner` ends, or with FailSession, which ends `inner`: the lanes stop, complete
+/// what they have, and the last one lets OnClosed be called. All that the user hears runs on the
+/// transport's thread.
 class NcclEndpoint final : public Endpoint, public std::enable_shared_from_this<NcclEndpoint> {
  public:
   NcclEndpoint(std::shared_ptr<NcclCore> core, std::shared_ptr<Endpoint> inner)
@@ -62,9 +62,9 @@ class NcclEndpoint final : public Endpoint, public std::enable_shared_from_this<
   const std::shared_ptr<Endpoint> inner_;
 
   std::mutex mutex_;
-  bool told_ = false;                           ///< the user has the session, or will be given it
-  Transport::ConnectDone opened_;               ///< of who waits for the first lane
-  std::vector<std::vector<std::byte>> early_;   ///< notifies that came before
+  bool told_ = false;                          ///< the user has the session, or will be given it
+  Transport::ConnectDone opened_;              ///< of who waits for the first lane
+  std::vector<std::vector<std::byte>> early_;  ///< notifies that came before
   std::map<uint32_t, std::shared_ptr<NcclReceiveLane>> receiving_;
   std::map<uint32_t, std::shared_ptr<NcclSendLane>> sending_;
   size_t lanes_ = 0;  ///< that have not been joined

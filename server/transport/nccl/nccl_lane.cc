@@ -116,7 +116,27 @@ void NcclReceiveLane::Submit(GetOperation operation) {
   deadlines_.insert(operation.deadline);
   waiting_.push_back(std::move(operation));
   AdvanceLocked();
-  changed_.notify_all();  // its deadline may be the first
+  ArmLocked();
+}
+
+// Whatever the lane's thread waits for then: that it forms, a buffer, NCCL.
+void NcclReceiveLane::ArmLocked() {
+  if (deadlines_.empty() || *deadlines_.begin() >= armed_) return;
+  armed_ = *deadlines_.begin();
+  core().PostAfter(Left(armed_), [lane = weak_from_this()] {
+    const auto self = std::static_pointer_cast<NcclReceiveLane>(lane.lock());
+    if (self != nullptr) self->OnTimer();
+  });
+}
+
+void NcclReceiveLane::OnTimer() {
+  {
+    std::lock_guard lock(mutex_);
+    armed_ = Nanos::max();
+    if (deadlines_.empty()) return;
+    if (SystemClock().Now() < *deadlines_.begin()) return ArmLocked();
+  }
+  endpoint_->Expire();
 }
 
 void NcclReceiveLane::AdvanceLocked() {
@@ -182,8 +202,7 @@ Status NcclReceiveLane::Form(NcclPair& pair) {
   if (pair.stuck()) buffer.Abandon();
   WW_RETURN_IF_ERROR(received);
   std::array<std::byte, kPatternBytes> seen{};
-  WW_RETURN_IF_ERROR(
-      device::CopyRun({seen.data()}, {buffer.at(), gpu_.device.get()}, seen.size()));
+  WW_RETURN_IF_ERROR(device::CopyRun({seen.data()}, {buffer.at(), gpu_.device.get()}, seen.size()));
   if (seen == Pattern(number_)) return OkStatus();
   return Status(Code::kUnavailable, Reason::kTransportFailed,
                 "a pattern that the peer sent over NCCL came as something else");
@@ -194,21 +213,8 @@ Status NcclReceiveLane::Serve(NcclPair& pair) {
     Round round;
     {
       std::unique_lock lock(mutex_);
-      for (;;) {
-        if (stopping()) return OkStatus();
-        if (!rounds_.empty()) break;
-        if (deadlines_.empty()) {
-          changed_.wait(lock);
-          continue;
-        }
-        const Nanos first = *deadlines_.begin();
-        if (SystemClock().Now() >= first) {
-          lock.unlock();
-          endpoint_->Expire();
-          return OkStatus();
-        }
-        changed_.wait_until(lock, std::chrono::steady_clock::time_point(first));
-      }
+      changed_.wait(lock, [this] { return stopping() || !rounds_.empty(); });
+      if (stopping()) return OkStatus();
       round = std::move(rounds_.front());
       rounds_.pop_front();
     }
@@ -217,25 +223,17 @@ Status NcclReceiveLane::Serve(NcclPair& pair) {
 }
 
 Status NcclReceiveLane::Receive(NcclPair& pair, const Round& round) {
-  Nanos deadline;
-  {
-    std::lock_guard lock(mutex_);
-    deadline = *deadlines_.begin();
-  }
-  const auto or_expired = [&, this](Status status) {
-    if (!status.ok() && SystemClock().Now() >= deadline) endpoint_->Expire();
-    return status;
-  };
-  auto buffer = gpu_.receiving.Borrow(deadline, stopping_);
-  if (!buffer) return or_expired(std::move(buffer.error()));
+  // A bound for the worst case: what was asked for has deadlines of its own.
+  const Nanos deadline = DeadlineAfter(core().options.exchange_timeout);
+  WW_ASSIGN_OR_STATUS(auto buffer, gpu_.receiving.Borrow(deadline, stopping_));
   uint64_t bytes = 0;
   for (const Part& part : round) bytes += part.bytes;
-  const Status received = pair.Receive(buffer->at(), bytes, Left(deadline));
-  if (pair.stuck()) buffer->Abandon();
-  if (!received.ok()) return or_expired(received);
+  const Status received = pair.Receive(buffer.at(), bytes, Left(deadline));
+  if (pair.stuck()) buffer.Abandon();
+  WW_RETURN_IF_ERROR(received);
 
   std::vector<NcclRun> runs;
-  device::ConstBytes at(buffer->at(), gpu_.device.get());
+  device::ConstBytes at(buffer.at(), gpu_.device.get());
   std::vector<GetOperation> done;
   {
     // What was asked for stays where it is: only this thread takes it away, but for refusals.
@@ -309,8 +307,7 @@ Status NcclSendLane::Serve(NcclPair& pair) {
   for (;;) {
     {
       std::unique_lock lock(mutex_);
-      changed_.wait(lock,
-                    [this] { return stopping() || !requests_.empty() || !wanted_.empty(); });
+      changed_.wait(lock, [this] { return stopping() || !requests_.empty() || !wanted_.empty(); });
       if (stopping()) return OkStatus();
       for (const Frame& frame : std::exchange(requests_, {})) wanted_.push_back({frame, nullptr});
     }

@@ -6,7 +6,6 @@
 #include <map>
 #include <memory>
 #include <mutex>
-#include <optional>
 #include <set>
 #include <thread>
 
@@ -87,6 +86,8 @@ class NcclReceiveLane final : public NcclLane {
   void Drain() override;
   Status Receive(NcclPair& pair, const Round& round);
   void AdvanceLocked();
+  void ArmLocked();
+  void OnTimer();
   void Complete(GetOperation operation, Status status);
 
   // Under mutex_.
@@ -96,6 +97,7 @@ class NcclReceiveLane final : public NcclLane {
   std::deque<GetOperation> waiting_;
   std::map<uint64_t, Asked> asked_;
   std::multiset<Nanos> deadlines_;  ///< of both
+  Nanos armed_ = Nanos::max();      ///< when the timer fires
   Round announcing_;
   std::deque<Round> rounds_;
 };

@@ -84,9 +84,7 @@ Status NcclLibrary::Checked(int32_t code) const {
 }
 
 Result<ww_nccl*> NcclLibrary::Open(int32_t device) const {
-  const auto named = [](const std::string& name) {
-    return name.empty() ? nullptr : name.c_str();
-  };
+  const auto named = [](const std::string& name) { return name.empty() ? nullptr : name.c_str(); };
   const ww_nccl_options options{named(nccl_library_), named(cuda_library_), device,
                                 release_grace_ms_};
   ww_nccl* opened = nullptr;
@@ -112,8 +110,8 @@ Result<std::array<uint8_t, 128>> NcclPair::MakeUniqueId() {
 
 Status NcclPair::Form(const std::array<uint8_t, 128>& unique_id, uint32_t rank, Nanos timeout) {
   peer_ = 1 - rank;
-  return library_->Checked(library_->calls().form(pair_, unique_id.data(), rank, 2, kOnlyEpoch,
-                                                  Milliseconds(timeout)));
+  return library_->Checked(
+      library_->calls().form(pair_, unique_id.data(), rank, 2, kOnlyEpoch, Milliseconds(timeout)));
 }
 
 Status NcclPair::Send(std::byte* data, size_t bytes, Nanos timeout) {

@@ -72,8 +72,7 @@ class NcclPair {
   bool stuck() const;
 
  private:
-  NcclPair(std::shared_ptr<const NcclLibrary> library, ww_nccl* pair,
-           std::shared_ptr<void> stream)
+  NcclPair(std::shared_ptr<const NcclLibrary> library, ww_nccl* pair, std::shared_ptr<void> stream)
       : library_(std::move(library)), pair_(pair), stream_(std::move(stream)) {}
 
   const std::shared_ptr<const NcclLibrary> library_;

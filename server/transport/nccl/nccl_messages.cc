@@ -39,8 +39,7 @@ Result<NcclMessage> DecodeRequest(std::span<const std::byte> bytes) {
   request.lane = LittleEndianReader(bytes).Take<uint32_t>();
   WW_ASSIGN(request.frame, DecodeFrame(bytes.subspan(4).first<kFrameBytes>()));
   const FrameType type = request.frame.type;
-  if (request.lane >= kNcclLanesMax ||
-      (type != FrameType::kGet && type != FrameType::kGetReply)) {
+  if (request.lane >= kNcclLanesMax || (type != FrameType::kGet && type != FrameType::kGetReply)) {
     return Garbage("a request of no lane, or of another transport");
   }
   return request;

@@ -1,9 +1,10 @@
 #include "server/transport/nccl/nccl_transport.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <string_view>
 #include <utility>
 
-#include "server/transport/cuda_ipc/cuda_ipc_address.h"
 #include "server/transport/nccl/nccl_core.h"
 #include "server/transport/nccl/nccl_endpoint.h"
 
@@ -89,8 +90,8 @@ class NcclTransport final : public Transport, public Handler {
     for (const auto& gpu : core_->gpus()) {
       names += (names.empty() ? "" : ", ") + gpu->device->name();
     }
-    return "NCCL " + VersionText((*core_->library)->nccl_version()) + " between GPUs of peers and " +
-           names + " (untested on hardware)";
+    return "NCCL " + VersionText((*core_->library)->nccl_version()) +
+           " between GPUs of peers and " + names + " (untested on hardware)";
   }
   Status Start(Handler* handler, Incarnation self) override {
     core_->handler = handler;
@@ -100,7 +101,7 @@ class NcclTransport final : public Transport, public Handler {
     std::string text = inner_->address();
     text += "?nccl=" + std::to_string((*core_->library)->nccl_version());
     for (size_t i = 0; i < core_->gpus().size(); ++i) {
-      text += (i == 0 ? "&gpu=" : ",") + ShortName(core_->gpus()[i]->device->uuid());
+      text += (i == 0 ? "&gpu=" : ",") + device::ShortName(core_->gpus()[i]->device->uuid());
     }
     return text;
   }
@@ -117,8 +118,10 @@ class NcclTransport final : public Transport, public Handler {
       return refuse("the peer has NCCL " + peer.version + ", we have " + ours,
                     "give all agents the same libnccl.so.2");
     }
+    const char* shares = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");  // NCCL's own setting
+    if (shares != nullptr && std::string_view(shares) == "1") return OkStatus();
     for (const auto& gpu : core_->gpus()) {
-      const std::string name = ShortName(gpu->device->uuid());
+      const std::string name = device::ShortName(gpu->device->uuid());
       if (std::ranges::find(peer.gpus, name) == peer.gpus.end()) continue;
       return refuse("the peer has our GPU …" + name + ", and NCCL takes a GPU once",
                     "name cuda_ipc before nccl: it is for agents of one host");
@@ -126,31 +129,30 @@ class NcclTransport final : public Transport, public Handler {
     return OkStatus();
   }
 
-  RegionKey Export(GatherList pieces) override { return core_->exports().Export(std::move(pieces)); }
+  RegionKey Export(GatherList pieces) override {
+    return core_->exports().Export(std::move(pieces));
+  }
   void Revoke(RegionKey key, std::function<void()> done) override {
     core_->exports().Revoke(key, std::move(done));
   }
 
   void Connect(const std::string& address, const Hello& hello, Nanos timeout,
                ConnectDone done) override {
-    inner_->Connect(
-        Parse(address).socket, hello, timeout,
-        [core = core_, done = std::move(done)](auto inner) mutable {
-          if (!inner) {
-            return core->Post([done = std::move(done), why = std::move(inner.error())] {
-              done(Fail(why));
-            });
-          }
-          auto endpoint = std::make_shared<NcclEndpoint>(core, *inner);
-          core->Add((*inner)->id(), endpoint);
-          endpoint->Open(std::move(done));
-        });
+    inner_->Connect(Parse(address).socket, hello, timeout,
+                    [core = core_, done = std::move(done)](auto inner) mutable {
+                      if (!inner) {
+                        return core->Post([done = std::move(done), why = std::move(inner.error())] {
+                          done(Fail(why));
+                        });
+                      }
+                      auto endpoint = std::make_shared<NcclEndpoint>(core, *inner);
+                      core->Add((*inner)->id(), endpoint);
+                      endpoint->Open(std::move(done));
+                    });
   }
 
   // Of the sessions below.
-  Result<Ticket> OnHello(const CallerHello& said) override {
-    return core_->handler->OnHello(said);
-  }
+  Result<Ticket> OnHello(const CallerHello& said) override { return core_->handler->OnHello(said); }
   void OnAccepted(std::shared_ptr<Endpoint> inner) override {
     const uint64_t id = inner->id();
     core_->Add(id, std::make_shared<NcclEndpoint>(core_, std::move(inner)));

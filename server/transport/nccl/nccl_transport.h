@@ -25,7 +25,7 @@ struct NcclOptions {
   uint32_t rounds_max = 4;  ///< that run at once on one GPU, in each direction
   /// Of a communicator; that of Connect is for the session below.
   Nanos form_timeout = std::chrono::seconds(20);
-  Nanos exchange_timeout = std::chrono::seconds(60);  ///< of a round, for who sends
+  Nanos exchange_timeout = std::chrono::seconds(60);  ///< of a round, at the latest
   Nanos release_grace = std::chrono::seconds(10);     ///< for NCCL to give a communicator back
 };
 

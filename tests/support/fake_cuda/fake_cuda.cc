@@ -3,8 +3,8 @@
 #include "tests/support/fake_cuda/fake_cuda.h"
 
 #include <algorithm>
-#include <cstdlib>
 #include <cstdint>
+#include <cstdlib>
 #include <cstring>
 #include <functional>
 #include <map>
@@ -65,7 +65,8 @@ State& Global() {
     for (std::string item; std::getline(in, item, ',');) made->devices.push_back(std::stoi(item));
     if (const char* bytes = std::getenv("FAKE_CUDA_BYTES")) made->bytes_each = std::stoull(bytes);
     const char* host = std::getenv("FAKE_CUDA_HOST_BYTES");
-    if (host != nullptr) made->host_bytes_max = std::string(host) == "forbidden" ? 0 : std::stoull(host);
+    if (host != nullptr)
+      made->host_bytes_max = std::string(host) == "forbidden" ? 0 : std::stoull(host);
     return made;
   }();
   return *state;

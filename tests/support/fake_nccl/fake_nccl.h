@@ -13,7 +13,7 @@ enum {
   FAKE_NCCL_ASYNC_ERROR = 3,    /* the rank's next operation fails with ncclSystemError */
   FAKE_NCCL_HANG_ABORT = 4,     /* ncclCommAbort and Destroy wait until the faults are cleared */
   FAKE_NCCL_HANG_FLUSH = 5,     /* ncclCommFinalize never ends */
-  FAKE_NCCL_WRONG_BYTES = 6     /* of fake_nccl_pair: a byte that the rank receives is another one */
+  FAKE_NCCL_WRONG_BYTES = 6 /* of fake_nccl_pair: a byte that the rank receives is another one */
 };
 void fake_nccl_fault(int rank, int fault);
 /* The rank's process is gone: its communicators do nothing more, they and its peers get

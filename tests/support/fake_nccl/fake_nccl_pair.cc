@@ -170,9 +170,8 @@ void Run(FakeComm* comm) {
     return;
   }
   comm->socket = met;
-  world.changed.wait(lock, [&] {
-    return comm->aborted || world.FaultOf(comm->rank) != FAKE_NCCL_HANG_INIT;
-  });
+  world.changed.wait(
+      lock, [&] { return comm->aborted || world.FaultOf(comm->rank) != FAKE_NCCL_HANG_INIT; });
   // Ready when both are.
   if (comm->aborted) return;
   lock.unlock();
@@ -183,8 +182,8 @@ void Run(FakeComm* comm) {
   comm->state = both ? nccl::kSuccess : nccl::kRemoteError;
   while (both) {
     world.changed.wait(lock, [&] {
-      return comm->aborted || (!comm->pending.empty() &&
-                               world.FaultOf(comm->rank) != FAKE_NCCL_HANG_OPERATION);
+      return comm->aborted ||
+             (!comm->pending.empty() && world.FaultOf(comm->rank) != FAKE_NCCL_HANG_OPERATION);
     });
     if (comm->aborted) return;
     const OperationPtr next = comm->pending.front();
