@@ -1,10 +1,10 @@
 #include "server/device/library.h"
 
 #include <dlfcn.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <climits>
+
+#include "server/base/beside_program.h"
 
 namespace weightwire::device {
 namespace {
@@ -18,22 +18,10 @@ Status Missing(const std::string& why) {
           "gpu to off");
 }
 
-/// Beside the program, or below the lib beside its folder, as it is built and installed.
-std::string FindFile() {
-  char path[PATH_MAX];
-  const ssize_t size = readlink("/proc/self/exe", path, sizeof(path));
-  const std::string program(path, size > 0 ? static_cast<size_t>(size) : 0);
-  const std::string folder = program.substr(0, program.rfind('/') + 1);
-  for (const std::string& beside : {folder + kFile, folder + "../lib/" + kFile}) {
-    if (access(beside.c_str(), R_OK) == 0) return beside;
-  }
-  return kFile;
-}
-
 }  // namespace
 
 Result<std::shared_ptr<const Library>> Library::Load(const std::string& path) {
-  const std::string file = path.empty() ? FindFile() : path;
+  const std::string file = path.empty() ? BesideProgram(kFile) : path;
   void* handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) return Fail(Missing(dlerror()));
   std::shared_ptr<Library> library(new Library());

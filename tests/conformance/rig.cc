@@ -28,6 +28,19 @@ std::vector<size_t> RandomCuts(size_t bytes, size_t count, std::mt19937_64& rand
   return cuts;
 }
 
+transport::TcpOptions TcpOptionsOf(const Limits& limits) {
+  transport::TcpOptions options;
+  options.handshake_timeout = limits.handshake_timeout;
+  options.inbound_handshakes_max = limits.inbound_handshakes_max;
+  options.handshake_grace = limits.handshake_grace;
+  options.inbound_sessions_max = limits.inbound_sessions_max;
+  options.metrics = limits.metrics;
+  options.chunk_bytes_max = limits.chunk_bytes_max;
+  options.gets_in_flight_max = limits.gets_in_flight_max;
+  options.notifies_queued_max = limits.notifies_queued_max;
+  return options;
+}
+
 }  // namespace
 
 void PrintTo(const Kind& kind, std::ostream* out) { *out << kind.name; }
@@ -132,30 +145,13 @@ std::unique_ptr<Side> Rig::MakeSide(Limits limits) {
     side->transport = network_.MakeTransport("node-" + std::to_string(number), options);
     if (kind_.gpu) side->transport = ExportsFromGpu(std::move(side->transport));
   } else if (kind_.backend == "tcp") {
-    transport::TcpOptions options;
+    transport::TcpOptions options = TcpOptionsOf(limits);
     options.connections = options.near_connections = kind_.connections;
     options.integrity = kind_.integrity;
     options.tls_peers = testing::TlsPeersFor(kind_.integrity);
-    options.handshake_timeout = limits.handshake_timeout;
-    options.inbound_handshakes_max = limits.inbound_handshakes_max;
-    options.handshake_grace = limits.handshake_grace;
-    options.inbound_sessions_max = limits.inbound_sessions_max;
-    options.metrics = limits.metrics;
-    options.chunk_bytes_max = limits.chunk_bytes_max;
-    options.gets_in_flight_max = limits.gets_in_flight_max;
-    options.notifies_queued_max = limits.notifies_queued_max;
     side->transport = transport::MakeTcpTransport(options);
   } else if (kind_.backend == "nccl") {
-    transport::TcpOptions sessions;
-    sessions.handshake_timeout = limits.handshake_timeout;
-    sessions.inbound_handshakes_max = limits.inbound_handshakes_max;
-    sessions.handshake_grace = limits.handshake_grace;
-    sessions.inbound_sessions_max = limits.inbound_sessions_max;
-    sessions.metrics = limits.metrics;
-    sessions.chunk_bytes_max = limits.chunk_bytes_max;
-    sessions.gets_in_flight_max = limits.gets_in_flight_max;
-    sessions.notifies_queued_max = limits.notifies_queued_max;
-    side->transport = MakeFakeNccl(sessions, number % 2);
+    side->transport = MakeFakeNccl(TcpOptionsOf(limits), number % 2);
     if (kind_.gpu) side->transport = ExportsFromGpu(std::move(side->transport));
   } else if (kind_.backend == "ucx") {
     transport::UcxOptions options;

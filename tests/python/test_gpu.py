@@ -235,9 +235,9 @@ def test_an_agent_with_gpu_off_does_not_take_cuda_ipc(hub):
     assert "cuda_ipc" in str(failed.value) and "gpu" in str(failed.value)
 
 
-def test_an_engine_survives_a_trainers_agent_that_is_killed_over_cuda_ipc(hub, groups):
-    first = hub(**lending(), transports=IPC)
-    second = hub("trainer", **lending(), transports=IPC)
+def outlive_a_trainers_agent(hub, groups, transport: str, of_engine: dict, of_trainer: dict) -> None:
+    """An engine on GPU 1 of its agent, and a trainer on GPU 0 of one that is killed in the middle of a version."""
+    first, second = hub(**of_engine), hub("trainer", **of_trainer)
     engine = EngineRanks(first.agent_socket, "engine-a", CONFIG, "vllm:tp1", shapes(1), device=Device(GPUS[1], FAKE))
     trainer = Trainer(second.agent_socket, CONFIG, "megatron:tp2,pp1", shards_of(content(1), 2), Device(GPUS[0], FAKE))
     groups += [engine, trainer]
@@ -250,13 +250,17 @@ def test_an_engine_survives_a_trainers_agent_that_is_killed_over_cuda_ipc(hub, g
     hub.started.remove(second)
     groups.remove(trainer)
     assert_holds(engine.ranks[0].params, content(engine.ranks[0].serving.version))
-    again = hub("trainer", **lending(), transports=IPC)
+    again = hub("trainer", **of_trainer)
     successor = Trainer(again.agent_socket, CONFIG, "megatron:tp2,pp1", shards_of(content(3), 2), Device(GPUS[0], FAKE))
     groups.append(successor)
     successor.publish(3)
     engine.wait_version(3, 60)
     assert_serves(engine, content(3))
-    assert read_over(first, "cuda_ipc") > 0
+    assert read_over(first, transport) > 0
+
+
+def test_an_engine_survives_a_trainers_agent_that_is_killed_over_cuda_ipc(hub, groups):
+    outlive_a_trainers_agent(hub, groups, "cuda_ipc", {**lending(), "transports": IPC}, {**lending(), "transports": IPC})
 
 
 @pytest.mark.parametrize("source, target", [(0, 0), (0, 1), (0, None), (None, 1)])

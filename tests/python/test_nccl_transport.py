@@ -9,8 +9,8 @@ import time
 import pytest
 
 import test_gpu
-from conftest import BINARIES, EngineRanks, Trainer, until
-from test_gpu import CONFIG, FAKE, assert_holds, assert_serves, content, hub, lending, read_over, shapes, shards_of  # noqa: F401
+from conftest import BINARIES, EngineRanks, Trainer
+from test_gpu import CONFIG, FAKE, assert_serves, content, hub, lending, read_over, shapes, shards_of  # noqa: F401
 from weightwire import Client, Device
 
 NCCL = str(BINARIES.parent / "lib/libfake_nccl_pair.so")
@@ -110,27 +110,7 @@ def test_an_agent_without_nccl_says_so_and_runs(hub, groups):  # noqa: F811
 
 
 def test_an_engine_survives_a_trainers_agent_that_is_killed_over_nccl(hub, groups):  # noqa: F811
-    first = hub(env=seeing("1"), **nccl("[nccl]"))
-    second = hub("trainer", env=seeing("0"), **nccl("[nccl]"))
-    engine = EngineRanks(first.agent_socket, "engine-a", CONFIG, "vllm:tp1", shapes(1), device=gpu(1))
-    trainer = Trainer(second.agent_socket, CONFIG, "megatron:tp2,pp1", shards_of(content(1), 2), gpu(0))
-    groups += [engine, trainer]
-    trainer.publish(1)
-    engine.wait_version(1)
-    trainer.fill(shards_of(content(2), 2))
-    for publisher in trainer.publishers:
-        publisher.publish(2, deadline=20)
-    second.kill()
-    hub.started.remove(second)
-    groups.remove(trainer)
-    assert_holds(engine.ranks[0].params, content(engine.ranks[0].serving.version))
-    again = hub("trainer", env=seeing("0"), **nccl("[nccl]"))
-    successor = Trainer(again.agent_socket, CONFIG, "megatron:tp2,pp1", shards_of(content(3), 2), gpu(0))
-    groups.append(successor)
-    successor.publish(3)
-    engine.wait_version(3, 60)
-    assert_serves(engine, content(3))
-    until("the engine's agent has read over nccl", lambda: read_over(first, "nccl") > 0)
+    test_gpu.outlive_a_trainers_agent(hub, groups, "nccl", {"env": seeing("1"), **nccl("[nccl]")}, {"env": seeing("0"), **nccl("[nccl]")})
 
 
 @pytest.mark.parametrize("settings, words", [

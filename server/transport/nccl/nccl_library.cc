@@ -1,11 +1,10 @@
 #include "server/transport/nccl/nccl_library.h"
 
 #include <dlfcn.h>
-#include <unistd.h>
 
 #include <algorithm>
-#include <climits>
 
+#include "server/base/beside_program.h"
 #include "server/transport/nccl/nccl_transport.h"
 
 namespace weightwire::transport {
@@ -19,18 +18,6 @@ Status Missing(const std::string& why) {
       .Remedy("name the files with nccl_library, or leave nccl out of transports");
 }
 
-/// Beside the program, or below the lib beside its folder, as it is built and installed.
-std::string FindFile() {
-  char path[PATH_MAX];
-  const ssize_t size = readlink("/proc/self/exe", path, sizeof(path));
-  const std::string program(path, size > 0 ? static_cast<size_t>(size) : 0);
-  const std::string folder = program.substr(0, program.rfind('/') + 1);
-  for (const std::string& beside : {folder + kFile, folder + "../lib/" + kFile}) {
-    if (access(beside.c_str(), R_OK) == 0) return beside;
-  }
-  return kFile;
-}
-
 /// Rounded up: what did not end within that has not ended within `time`.
 uint32_t Milliseconds(Nanos time) {
   const auto count = std::chrono::ceil<std::chrono::milliseconds>(time).count();
@@ -40,7 +27,7 @@ uint32_t Milliseconds(Nanos time) {
 }  // namespace
 
 Result<std::shared_ptr<const NcclLibrary>> NcclLibrary::Load(const NcclOptions& options) {
-  const std::string file = options.library.empty() ? FindFile() : options.library;
+  const std::string file = options.library.empty() ? BesideProgram(kFile) : options.library;
   void* handle = dlopen(file.c_str(), RTLD_NOW | RTLD_LOCAL);
   if (handle == nullptr) return Fail(Missing(dlerror()));
   std::shared_ptr<NcclLibrary> library(new NcclLibrary());

@@ -1,10 +1,10 @@
 #include "server/transport/ucx/ucx_library.h"
 
 #include <dlfcn.h>
-#include <unistd.h>
 
-#include <climits>
 #include <string>
+
+#include "server/base/beside_program.h"
 
 namespace weightwire::transport {
 namespace {
@@ -16,18 +16,9 @@ Status Missing(const std::string& why) {
       .Remedy("install libucx0 and build with libucx-dev, or leave ucx out of `transports`");
 }
 
-std::string BesideTheProgram() {
-  char path[PATH_MAX];
-  const ssize_t size = readlink("/proc/self/exe", path, sizeof(path));
-  const std::string program(path, size > 0 ? static_cast<size_t>(size) : 0);
-  return program.substr(0, program.rfind('/') + 1) + kFile;
-}
-
 Result<MakeUcxWorkerFn> Load() {
-  const std::string beside = BesideTheProgram();
-  const bool exists = access(beside.c_str(), R_OK) == 0;
   // Never closed: UCX leaves threads and hooks behind.
-  void* library = dlopen(exists ? beside.c_str() : kFile, RTLD_NOW | RTLD_LOCAL);
+  void* library = dlopen(BesideProgram(kFile).c_str(), RTLD_NOW | RTLD_LOCAL);
   if (library == nullptr) return Fail(Missing(dlerror()));
   const auto abi = reinterpret_cast<UcxPluginAbi>(dlsym(library, kUcxPluginAbiSymbol));
   const auto make = reinterpret_cast<MakeUcxWorkerFn>(dlsym(library, kMakeUcxWorkerSymbol));

@@ -17,7 +17,7 @@
 #include <vector>
 
 #include "client/collective/nccl_abi.h"
-#include "kernels/cuda.h"
+#include "tests/support/fake_nccl/fake_events.h"
 
 namespace {
 
@@ -50,18 +50,13 @@ struct Room {
   bool spent = false;  ///< was complete, or lost a member
 };
 
-struct FakeEvent {
-  std::vector<OperationPtr> waits_for;
-};
-
 struct World {
   std::mutex mutex;
   std::condition_variable changed;
   std::map<std::string, Room> rooms;  ///< by unique id
   std::map<int, int> faults;          ///< by rank
-  std::map<void*, std::vector<OperationPtr>> streams;
   std::set<FakeComm*> comms;
-  std::set<FakeEvent*> events;
+  FakeEvents<Operation> events;
   uint64_t ids = 0;
   int version = 22809;
   int hanging = 0;
@@ -72,6 +67,7 @@ struct World {
   }
 };
 World world;
+World& TheWorld() { return world; }
 thread_local int group_depth = 0;
 thread_local std::vector<std::pair<FakeComm*, OperationPtr>> group;
 
@@ -146,7 +142,7 @@ bool MovePair(Room& room) {
 int Enqueue(FakeComm& comm, const OperationPtr& operation) {
   if (world.FaultOf(comm.rank) == FAKE_NCCL_ASYNC_ERROR) comm.state = nccl::kSystemError;
   comm.pending.push_back(operation);
-  world.streams[operation->stream].push_back(operation);
+  world.events.Enqueue(operation->stream, operation);
   while (MoveBroadcast(*comm.room) || MovePair(*comm.room)) {
   }
   return nccl::kInProgress;
@@ -230,7 +226,7 @@ void fake_nccl_reset(void) {
   world.changed.wait(lock, [] { return world.hanging == 0; });
   if (!world.comms.empty()) return;
   world.rooms.clear();
-  world.streams.clear();
+  world.events.ForgetStreams();
 }
 
 void fake_nccl_set_version(int version) {
@@ -241,11 +237,6 @@ void fake_nccl_set_version(int version) {
 int fake_nccl_live_comms(void) {
   std::lock_guard lock(world.mutex);
   return static_cast<int>(world.comms.size());
-}
-
-int fake_nccl_live_events(void) {
-  std::lock_guard lock(world.mutex);
-  return static_cast<int>(world.events.size());
 }
 
 int fake_nccl_pending(void) {
@@ -343,37 +334,6 @@ const char* ncclGetErrorString(int result) {
 const char* ncclGetLastError(nccl::Comm) { return "told by the fake"; }
 
 // ---- kernels/cuda.h ----
-uint32_t ww_cuda_abi_version(void) { return WW_CUDA_ABI_VERSION; }
-const char* ww_cuda_error(void) { return "fake event error"; }
-
-int32_t ww_cuda_event_create(int32_t, ww_cuda_event* event) {
-  std::lock_guard lock(world.mutex);
-  auto* made = new FakeEvent();
-  world.events.insert(made);
-  *event = made;
-  return WW_CUDA_OK;
-}
-
-int32_t ww_cuda_event_destroy(int32_t, ww_cuda_event event) {
-  std::lock_guard lock(world.mutex);
-  if (world.events.erase(static_cast<FakeEvent*>(event)) == 0) return WW_CUDA_INVALID;
-  delete static_cast<FakeEvent*>(event);
-  return WW_CUDA_OK;
-}
-
-int32_t ww_cuda_event_record(int32_t, ww_cuda_event event, ww_cuda_stream stream) {
-  std::lock_guard lock(world.mutex);
-  auto& work = world.streams[stream];
-  std::erase_if(work, [](const OperationPtr& operation) { return operation->over; });
-  static_cast<FakeEvent*>(event)->waits_for = work;
-  return WW_CUDA_OK;
-}
-
-int32_t ww_cuda_event_query(int32_t, ww_cuda_event event) {
-  std::lock_guard lock(world.mutex);
-  const auto& work = static_cast<FakeEvent*>(event)->waits_for;
-  const bool over = std::ranges::all_of(work, [](const OperationPtr& o) { return o->over; });
-  return over ? WW_CUDA_OK : WW_CUDA_NOT_READY;
-}
+FAKE_NCCL_EVENTS(TheWorld)
 
 }  // extern "C"

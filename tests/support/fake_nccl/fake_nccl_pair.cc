@@ -22,8 +22,8 @@
 #include <vector>
 
 #include "client/collective/nccl_abi.h"
-#include "kernels/cuda.h"
 #include "tests/support/fake_cuda/fake_cuda.h"
+#include "tests/support/fake_nccl/fake_events.h"
 #include "tests/support/fake_nccl/fake_nccl.h"
 
 namespace {
@@ -50,18 +50,13 @@ struct FakeComm {
   std::thread thread;
 };
 
-struct FakeEvent {
-  std::vector<OperationPtr> waits_for;
-};
-
 struct World {
   std::mutex mutex;
   std::condition_variable changed;
   std::map<std::string, int> listeners;  ///< by unique id, until somebody forms as rank 0
   std::map<int, int> faults;             ///< by rank
-  std::map<void*, std::vector<OperationPtr>> streams;
   std::set<FakeComm*> comms;
-  std::set<FakeEvent*> events;
+  FakeEvents<Operation> events;
   uint64_t ids = 0;
   int version = 22809;
   int hanging = 0;
@@ -206,7 +201,7 @@ int Enqueue(FakeComm& comm, const OperationPtr& operation, void* stream) {
   if (world.FaultOf(comm.rank) == FAKE_NCCL_ASYNC_ERROR) comm.state = nccl::kSystemError;
   if (world.events_elsewhere && comm.state == nccl::kSuccess) comm.state = nccl::kInProgress;
   comm.pending.push_back(operation);
-  world.streams[stream].push_back(operation);
+  world.events.Enqueue(stream, operation);
   world.changed.notify_all();
   return nccl::kInProgress;
 }
@@ -291,11 +286,6 @@ void fake_nccl_set_version(int version) {
 int fake_nccl_live_comms(void) {
   std::lock_guard lock(TheWorld().mutex);
   return static_cast<int>(TheWorld().comms.size());
-}
-
-int fake_nccl_live_events(void) {
-  std::lock_guard lock(TheWorld().mutex);
-  return static_cast<int>(TheWorld().events.size());
 }
 
 int fake_nccl_pending(void) {
@@ -400,37 +390,6 @@ const char* ncclGetErrorString(int result) {
 const char* ncclGetLastError(nccl::Comm) { return "told by the fake"; }
 
 // ---- kernels/cuda.h ----
-uint32_t ww_cuda_abi_version(void) { return WW_CUDA_ABI_VERSION; }
-const char* ww_cuda_error(void) { return "fake event error"; }
-
-int32_t ww_cuda_event_create(int32_t, ww_cuda_event* event) {
-  std::lock_guard lock(TheWorld().mutex);
-  auto* made = new FakeEvent();
-  TheWorld().events.insert(made);
-  *event = made;
-  return WW_CUDA_OK;
-}
-
-int32_t ww_cuda_event_destroy(int32_t, ww_cuda_event event) {
-  std::lock_guard lock(TheWorld().mutex);
-  if (TheWorld().events.erase(static_cast<FakeEvent*>(event)) == 0) return WW_CUDA_INVALID;
-  delete static_cast<FakeEvent*>(event);
-  return WW_CUDA_OK;
-}
-
-int32_t ww_cuda_event_record(int32_t, ww_cuda_event event, ww_cuda_stream stream) {
-  std::lock_guard lock(TheWorld().mutex);
-  auto& work = TheWorld().streams[stream];
-  std::erase_if(work, [](const OperationPtr& operation) { return operation->over; });
-  static_cast<FakeEvent*>(event)->waits_for = work;
-  return WW_CUDA_OK;
-}
-
-int32_t ww_cuda_event_query(int32_t, ww_cuda_event event) {
-  std::lock_guard lock(TheWorld().mutex);
-  const auto& work = static_cast<FakeEvent*>(event)->waits_for;
-  const bool over = std::ranges::all_of(work, [](const OperationPtr& o) { return o->over; });
-  return over ? WW_CUDA_OK : WW_CUDA_NOT_READY;
-}
+FAKE_NCCL_EVENTS(TheWorld)
 
 }  // extern "C"
