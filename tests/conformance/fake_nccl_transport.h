@@ -14,7 +14,8 @@ inline transport::NcclOptions FakeNcclOptions(transport::TcpOptions sessions, si
   options.sessions = std::move(sessions);
   options.library = WEIGHTWIRE_NCCL_LIBRARY;
   options.nccl_library = options.cuda_library = FAKE_NCCL_LIBRARY;
-  options.devices.emplace(testing::FakeDevice(gpu)->uuid(), testing::FakeDevice(gpu));
+  const auto device = testing::WideFakeDevice(gpu);
+  options.devices.emplace(device->uuid(), device);
   options.buffer_bytes = (1 << 20) + 77;
   options.release_grace = std::chrono::seconds(2);
   return options;

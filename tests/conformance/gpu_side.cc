@@ -60,8 +60,8 @@ class ExportingFromGpu final : public transport::Transport {
 }  // namespace
 
 std::shared_ptr<memory::MemoryRegion> GpuRegion(uint64_t bytes) {
-  return memory::MemoryRegion::OnDevice(testing::FakeDevice(0)->Allocate(bytes).value(), 0, bytes,
-                                        {}, {});
+  return memory::MemoryRegion::OnDevice(testing::WideFakeDevice(0)->Allocate(bytes).value(), 0,
+                                        bytes, {}, {});
 }
 
 Status WriteLate(device::Bytes target, device::ConstBytes source, uint64_t bytes) {
@@ -91,7 +91,7 @@ GpuTargets::GpuTargets(std::vector<MutableSpan> host) : host_(std::move(host)) {
 }
 
 void GpuTargets::Fetch() const {
-  WW_CHECK(testing::FakeDevice(0)->FlushWrites().ok());
+  WW_CHECK(testing::WideFakeDevice(0)->FlushWrites().ok());
   for (size_t i = 0; i < host_.size(); ++i) {
     WW_CHECK(device::CopyRun(host_[i].at(), spans_[i].at(), host_[i].size()).ok());
   }

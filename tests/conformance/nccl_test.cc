@@ -24,6 +24,20 @@ Function* NcclCall(const char* name, Function*) {
 }
 #define NCCL_CALL(name) NcclCall(#name, static_cast<decltype(&::name)>(nullptr))
 
+std::shared_ptr<device::Device> Gpu(size_t index) { return testing::WideFakeDevice(index); }
+
+std::shared_ptr<memory::MemoryRegion> Slab(size_t gpu) {
+  return memory::MemoryRegion::OnDevice(Gpu(gpu)->Allocate(kBytes).value(), 0, kBytes, {}, {});
+}
+
+std::shared_ptr<memory::MemoryRegion> PatternOn(size_t gpu, uint64_t first_index) {
+  auto region = Slab(gpu);
+  std::vector<std::byte> content(kBytes);
+  FillPattern(content, first_index);
+  EXPECT_EQ(device::CopyRun(region->bytes(), content.data(), kBytes), OkStatus());
+  return region;
+}
+
 class Nccl : public ::testing::Test {
  protected:
   Nccl() : rig({"nccl", "nccl", 1}) {}
@@ -44,7 +58,7 @@ class Nccl : public ::testing::Test {
   /// Reads `key` into memory of the fake GPU `gpu`, and gives the bytes.
   std::vector<std::byte> Read(const std::shared_ptr<Endpoint>& endpoint, RegionKey key, size_t gpu,
                               Status* status, Nanos timeout = kLong) {
-    auto target = testing::FakeSlabs(gpu)->Allocate("nccl", kBytes).value();
+    auto target = Slab(gpu);
     auto call = rig.Get(endpoint, key, 0, {{*target, 0, kBytes}}, timeout);
     EXPECT_TRUE(rig.WaitFor(call));
     *status = call->status;
@@ -60,10 +74,10 @@ class Nccl : public ::testing::Test {
 TEST_F(Nccl, NoByteOfAPayloadPassesTheHost) {
   auto source = MakeSide(OptionsOf(0));
   auto reader = MakeSide(OptionsOf(1));
-  auto region = PatternSlab(0, kBytes, 5);
+  auto region = PatternOn(0, 5);
   const RegionKey key = source->transport->Export({{region, 0, kBytes}});
   auto endpoint = rig.Open(*reader, *source);
-  auto target = testing::FakeSlabs(1)->Allocate("nccl", kBytes).value();
+  auto target = Slab(1);
   const auto host_bytes = FAKE_CALL(fake_cuda_host_bytes);
   const uint64_t before = host_bytes();
   auto call = rig.Get(endpoint, key, 0, {{*target, 0, kBytes}});
@@ -75,15 +89,15 @@ TEST_F(Nccl, NoByteOfAPayloadPassesTheHost) {
 
 TEST_F(Nccl, EachGpuReadsOverALaneOfItsOwn) {
   transport::NcclOptions both = OptionsOf(0);
-  both.devices = testing::FakeDevices();
+  both.devices.emplace(Gpu(1)->uuid(), Gpu(1));
   auto source = MakeSide(both);
   auto reader = MakeSide(both);
-  const size_t first = both.devices.begin()->second == testing::FakeDevice(0) ? 0 : 1;
+  const size_t first = both.devices.begin()->second == Gpu(0) ? 0 : 1;
   auto endpoint = rig.Open(*reader, *source);
   EXPECT_EQ(LiveComms(), 2) << "one lane: a communicator on each side";
   bool both_lanes = false;
   for (const size_t gpu : {first, 1 - first, first}) {
-    auto region = PatternSlab(1 - gpu, kBytes, gpu);
+    auto region = PatternOn(1 - gpu, gpu);
     const RegionKey key = source->transport->Export({{region, 0, kBytes}});
     Status status;
     const auto bytes = Read(endpoint, key, gpu, &status);
@@ -104,7 +118,7 @@ TEST_F(Nccl, TwoThatReadFromEachOtherWithOneBufferEachDoNotStandStill) {
     options[i].rounds_max = 1;
     options[i].buffer_bytes = 100'003;
     sides[i] = MakeSide(options[i]);
-    regions[i] = PatternSlab(i, kBytes, 100 * i);
+    regions[i] = PatternOn(i, 100 * i);
     keys[i] = sides[i]->transport->Export({{regions[i], 0, kBytes}});
   }
   // Two sessions in each direction, so that rounds of several wait for the one buffer.
@@ -144,11 +158,11 @@ TEST_F(Nccl, ACommunicatorThatDoesNotFormFailsTheConnectInItsTime) {
 /// The first lane is there; the one of the other GPU is asked for, and never formed.
 TEST_F(Nccl, AGetKeepsItsDeadlineWhileItsLaneForms) {
   transport::NcclOptions both = OptionsOf(0);
-  both.devices = testing::FakeDevices();
+  both.devices.emplace(Gpu(1)->uuid(), Gpu(1));
   auto source = MakeSide(both);
   auto reader = MakeSide(both);
-  const size_t first = both.devices.begin()->second == testing::FakeDevice(0) ? 0 : 1;
-  auto region = PatternSlab(0, kBytes, 0);
+  const size_t first = both.devices.begin()->second == Gpu(0) ? 0 : 1;
+  auto region = PatternOn(0, 0);
   const RegionKey key = source->transport->Export({{region, 0, kBytes}});
   auto endpoint = rig.Open(*reader, *source);
   Fault(1, FAKE_NCCL_HANG_INIT);
@@ -178,7 +192,7 @@ TEST_F(Nccl, ARoundThatFailsOrHangsEndsTheSessionAndTheNextOneWorks) {
     for (const int rank : {0, 1}) {
       auto source = MakeSide(OptionsOf(0));
       auto reader = MakeSide(OptionsOf(1));
-      auto region = PatternSlab(0, kBytes, 9);
+      auto region = PatternOn(0, 9);
       const RegionKey key = source->transport->Export({{region, 0, kBytes}});
       auto endpoint = rig.Open(*reader, *source);
       Fault(rank, fault);
@@ -202,7 +216,7 @@ TEST_F(Nccl, ARoundThatFailsOrHangsEndsTheSessionAndTheNextOneWorks) {
 TEST_F(Nccl, ARankThatNcclLosesEndsTheSessionAtOnce) {
   auto source = MakeSide(OptionsOf(0));
   auto reader = MakeSide(OptionsOf(1));
-  auto region = PatternSlab(0, kBytes, 9);
+  auto region = PatternOn(0, 9);
   const RegionKey key = source->transport->Export({{region, 0, kBytes}});
   auto endpoint = rig.Open(*reader, *source);
   NCCL_CALL(fake_nccl_lose)(1);
@@ -224,12 +238,12 @@ TEST_F(Nccl, WhatNcclDoesNotLetGoOfIsNoMemoryOfAnybody) {
   options.release_grace = 200ms;
   options.rounds_max = 2;
   auto reader = MakeSide(options);
-  auto region = PatternSlab(0, kBytes, 9);
+  auto region = PatternOn(0, 9);
   const RegionKey key = source->transport->Export({{region, 0, kBytes}});
   auto endpoint = rig.Open(*reader, *source);
   const std::string address = source->transport->address();
   EXPECT_EQ(reader->transport->Reaches(address), OkStatus());
-  auto target = testing::FakeSlabs(1)->Allocate("nccl", kBytes).value();
+  auto target = Slab(1);
   const std::vector<std::byte> ours(kBytes, std::byte{0x5a});
   ASSERT_EQ(device::CopyRun(target->bytes(), ours.data(), kBytes), OkStatus());
   Fault(1, FAKE_NCCL_HANG_OPERATION);  // the source sends nothing
@@ -287,7 +301,7 @@ TEST_F(Nccl, WhatIsMissingIsSaid) {
 /// a failure, and whatever fails is over in time.
 TEST_F(Nccl, RandomFaultsGiveTheRightBytesOrAFailure) {
   std::mt19937_64 random(Seed());
-  auto region = PatternSlab(0, kBytes, 1);
+  auto region = PatternOn(0, 1);
   int right = 0, failed = 0;
   for (int round = 0; round < 12; ++round) {
     transport::NcclOptions options[] = {OptionsOf(0), OptionsOf(1)};

@@ -54,3 +54,30 @@ class Inspect:
 
 def _digest(tensor):
     return hashlib.sha256(tensor.detach().contiguous().view(torch.uint8).numpy().tobytes()).hexdigest()
+
+
+def beside() -> type:
+    """Inspect, of an engine beside its trainer. The second tensor of its next hand-over can be told to fail."""
+    from weightwire.vllm.colocated import Worker
+
+    class Beside(Inspect, Worker):
+        def fail_once(self, rank):
+            if torch.distributed.get_rank() != rank:
+                return
+            hand_over, count = self._weightwire_hand_over, [0]
+            fill = hand_over.fill
+
+            def failing(*arguments):
+                count[0] += 1
+                if count[0] == 5:
+                    hand_over.fill = fill
+                    raise OSError("for a test")
+                return fill(*arguments)
+            hand_over.fill = failing
+    return Beside
+
+
+def __getattr__(name):  # weightwire is imported where it is asked for
+    if name == "Beside":
+        return beside()
+    raise AttributeError(name)

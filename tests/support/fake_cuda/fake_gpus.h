@@ -48,6 +48,20 @@ inline std::shared_ptr<device::Device> FakeDevice(size_t index) {
   return device;
 }
 
+/// The same GPU with lanes that most of what a test copies fits in, where lanes are not what it is
+/// about.
+inline std::shared_ptr<device::Device> WideFakeDevice(size_t index) {
+  static std::mutex mutex;
+  static std::map<size_t, std::shared_ptr<device::Device>> devices;
+  const std::lock_guard lock(mutex);
+  auto& device = devices[index];
+  if (!device) {
+    const device::Uuid& uuid = FakeLibrary()->devices().at(index);
+    device = device::Device::Open(FakeLibrary(), uuid, {4, 1 << 20}).value();
+  }
+  return device;
+}
+
 /// Both, as a transport takes them.
 inline std::map<device::Uuid, std::shared_ptr<device::Device>> FakeDevices() {
   return {{FakeDevice(0)->uuid(), FakeDevice(0)}, {FakeDevice(1)->uuid(), FakeDevice(1)}};

@@ -6,7 +6,7 @@ import importlib
 import logging
 from typing import Any
 
-_HOME = {"Adapter": "adapter", "AdapterDriver": "adapter", "Deadlines": "replace", "EngineDriver": "driver",
+_HOME = {"Adapter": "adapter", "AdapterDriver": "adapter", "Colocated": "colocated", "Deadlines": "replace", "EngineDriver": "driver",
          "InstallError": "driver", "Serving": "driver", "Span": "weightwire.labels", "spans": "weightwire.labels"}
 __all__ = [*_HOME, "register"]
 

@@ -55,6 +55,11 @@ class LlmPort:
     def _rpc(self, method: str, **kwargs: Any) -> None:
         self._llm.collective_rpc(method, kwargs=kwargs)
 
+    def ask(self, method: str, arguments: dict[str, Any], timeout: float) -> list[Any]:
+        """A method of the workers, and what each of them answers."""
+        with _calling(method):
+            return list(self._llm.collective_rpc(method, kwargs=arguments))
+
     def replicas(self, timeout: float) -> list[int] | None:
         return _managed(self._llm.llm_engine)
 
@@ -118,6 +123,11 @@ class AsyncPort:
 
     def _rpc(self, method: str, timeout: float, **kwargs: Any) -> None:
         self._run(self._llm.collective_rpc(method, kwargs=kwargs), timeout)
+
+    def ask(self, method: str, arguments: dict[str, Any], timeout: float) -> list[Any]:
+        """As LlmPort's."""
+        with _calling(method):
+            return list(self._run(self._llm.collective_rpc(method, kwargs=arguments), timeout))
 
     def replicas(self, timeout: float) -> list[int] | None:
         return _managed(self._llm)
