@@ -39,7 +39,7 @@ OF_PACKAGES = ("weightwire.checkpoint.adam", "weightwire.vllm.features")
 # What other modules of the package call, and nobody else.
 _NOT_SHOWN = {"from_proto", "to_proto"}
 # Of modules that are mostly for others.
-_SHOWN = {"weightwire.adapter": {"LivePublisher"}, "weightwire.mbridge": {"Publisher"}, "weightwire.megatron_bridge": {"Publisher"},
+_SHOWN = {"weightwire.adapter": {"LivePublisher"}, "weightwire.colocated": {"Export", "Exporter", "HandOver", "export", "export_boxes", "held_by"}, "weightwire.mbridge": {"Publisher"}, "weightwire.megatron_bridge": {"Publisher"},
           "weightwire.torch": {"Publisher", "Receiver", "model", "named_tensors"}, "weightwire.megatron": {"Publisher", "model", "named_tensors"},
           "weightwire.fsdp": {"Publisher", "Receiver", "model", "read_sharded"}, "weightwire.peft": {"Publisher"},
           "weightwire.vllm.features": {"changed"}, "weightwire.vllm_trainer": {"InitInfo", "TrainerEngine", "register"}}

@@ -207,7 +207,6 @@ class HandOver:
                 raise _refuse(f"nobody hands over {box.name}[{', '.join(f'{b}:{e}' for b, e in zip(*left[0]))}], which {held.meta.name} needs{missing}",
                               tensor=held.meta.name, reason="missing_rank" if self._missing else "invalid_request", remedy=_AGENTS if self._missing else "")
 
-    @torch.no_grad()
     def fill(self, name: str, into: torch.Tensor, verify: bool = False) -> int:
         """Brings the parameter `name` into `into`, of its shape; elements that are padding stay. Bytes written."""
         held = self.held[name]
@@ -217,14 +216,15 @@ class HandOver:
         if not into.is_contiguous():
             raise _refuse(f"{name} of the engine is not contiguous", tensor=name)
         written = 0
-        for copy in self._copies[name]:
-            source = copy.source.as_strided(copy.extent, copy.source_stride, copy.source.storage_offset() + copy.source_offset)
-            target = into.as_strided(copy.extent, copy.stride, into.storage_offset() + copy.offset)
-            target.copy_(source)
-            if verify and not torch.equal(target, source.to(device=target.device, dtype=target.dtype)):
-                raise errors.WeightwireError(f"{name} differs from the trainer's after it was copied", code="DATA_LOSS", reason="digest_mismatch",
-                                             tensor=name, remedy="did the trainer change its parameters meanwhile? Hand over again")
-            written += target.numel() * target.element_size()
+        with torch.no_grad():
+            for copy in self._copies[name]:
+                source = copy.source.as_strided(copy.extent, copy.source_stride, copy.source.storage_offset() + copy.source_offset)
+                target = into.as_strided(copy.extent, copy.stride, into.storage_offset() + copy.offset)
+                target.copy_(source)
+                if verify and not torch.equal(target, source.to(device=target.device, dtype=target.dtype)):
+                    raise errors.WeightwireError(f"{name} differs from the trainer's after it was copied", code="DATA_LOSS", reason="digest_mismatch",
+                                                 tensor=name, remedy="did the trainer change its parameters meanwhile? Hand over again")
+                written += target.numel() * target.element_size()
         return written
 
     def install(self, params: Mapping[str, torch.Tensor], version: int, *, verify: bool = False) -> int:
