@@ -70,6 +70,24 @@ def test_every_element_comes_from_the_rank_that_holds_it_and_is_cast_on_the_way(
             assert_holds(params[rank], hf, tp, rank)
 
 
+def test_parameters_that_lie_in_one_flat_buffer_are_read_and_written_where_they_lie():
+    def flat(tensors: dict[str, torch.Tensor]) -> tuple[torch.Tensor, dict[str, torch.Tensor]]:
+        buffer = torch.full((3 + sum(t.numel() + 2 for t in tensors.values()),), 99.0, dtype=next(iter(tensors.values())).dtype)
+        views, at = {}, 3
+        for name, tensor in tensors.items():
+            views[name] = buffer[at:at + tensor.numel()].view(tensor.shape)
+            views[name].copy_(tensor)
+            at += tensor.numel() + 2
+        return buffer, views
+    shards = [flat(shard)[1] for shard in megatron(floats(6), 2)]
+    exports = [colocated.export(shard, config=TEXT, layout="megatron:tp2,pp1", rank=rank).export for rank, shard in enumerate(shards)]
+    buffer, params = flat(engine(1)[0])
+    around = buffer == 99
+    colocated.HandOver(colocated.held_by(TEXT, "vllm:tp1", 0), exports).install(params, 1, verify=True)
+    assert_holds(params, floats(6), 1, 0)
+    assert (buffer[around] == 99).all() and around.sum() == 3 + 2 * len(params)
+
+
 _TRAINER = """
 import json, pickle, sys
 sys.path[:0] = json.loads(sys.argv[1])
