@@ -18,7 +18,12 @@ NcclBuffers::Lease::~Lease() {
 }
 
 void NcclBuffers::Lease::Abandon() {
-  static_cast<void>(new std::shared_ptr<device::Allocation>(std::move(memory)));
+  static auto* kept = new std::vector<std::shared_ptr<device::Allocation>>();  // to the very end
+  static std::mutex kept_mutex;
+  {
+    std::lock_guard lock(kept_mutex);
+    kept->push_back(std::move(memory));
+  }
   std::lock_guard lock(buffers->mutex_);
   --buffers->lent_;
 }
