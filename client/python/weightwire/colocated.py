@@ -13,22 +13,22 @@ The caller keeps order: the engine answers nothing while a version is installed,
 
 from __future__ import annotations
 
-import io
 import math
 import os
 import pickle
 import socket
 from dataclasses import dataclass, field
 from multiprocessing.reduction import ForkingPickler
-from typing import Any, Iterable, Iterator, Mapping, Sequence
+from typing import Any, Iterable, Mapping, Sequence
 
 import torch
 import torch.multiprocessing
 
-
 from weightwire import errors
 from weightwire.boxes import Box, Held
-from weightwire.checkpoint.planner import planner_of
+from weightwire.checkpoint.execute import span
+from weightwire.checkpoint.layouts import Unheld, plan_boxes
+from weightwire.checkpoint.planner import Copy, planner_of
 from weightwire.memory import TensorMeta
 from weightwire.torch_dtypes import TORCH as _TORCH
 
@@ -129,29 +129,12 @@ def _handles(tensors: Mapping[str, torch.Tensor], rank: int) -> bytes:
     before = torch.multiprocessing.get_sharing_strategy()
     torch.multiprocessing.set_sharing_strategy("file_system")
     try:
-        out = io.BytesIO()
-        ForkingPickler(out, pickle.HIGHEST_PROTOCOL).dump(dict(tensors))
-        return out.getvalue()
+        return bytes(ForkingPickler.dumps(dict(tensors)))
     except RuntimeError as error:
         raise errors.UnavailableError(f"torch does not share the memory of rank {rank}: {error}", code="UNAVAILABLE", reason="memory_invalid",
                                       rank=f"trainer/{rank}", remedy="PYTORCH_CUDA_ALLOC_CONF=expandable_segments:False in the trainer") from error
     finally:
         torch.multiprocessing.set_sharing_strategy(before)
-
-
-@dataclass(frozen=True)
-class _Copy:
-    """A block, in elements of both sides' storage from their tensors' first."""
-
-    source: torch.Tensor
-    source_offset: int
-    source_stride: tuple[int, ...]
-    offset: int
-    stride: tuple[int, ...]
-    extent: tuple[int, ...]
-
-
-_Region = tuple[tuple[int, ...], tuple[int, ...]]  # begin, end
 
 
 class HandOver:
@@ -168,58 +151,37 @@ class HandOver:
         #: Bytes that an install writes.
         self.bytes = 0
         by_rank = {one.rank: one for one in exports}
-        if len(by_rank) != len(exports) or len({one.ranks for one in exports}) > 1:
+        if len(by_rank) != len(exports) or len({one.ranks for one in exports}) > 1 or any(one.rank >= one.ranks for one in exports):
             raise _refuse("the exports are not those of the ranks of one trainer: " + ", ".join(f"{e.rank} of {e.ranks}" for e in exports))
-        self._missing = sorted(set(range(exports[0].ranks)) - by_rank.keys()) if exports else []
+        ranks = range(exports[0].ranks if exports else 0)
         opened = {rank: one.open() for rank, one in by_rank.items()}
-        sources: dict[str, list[tuple[Box, torch.Tensor]]] = {}
-        for rank, one in sorted(by_rank.items()):
-            for local in one.held:
-                for box in local.boxes:
-                    sources.setdefault(box.name, []).append((box, opened[rank][local.meta.name]))
-        self._copies = {name: list(self._plan(one, sources)) for name, one in self.held.items()}
-
-    def _plan(self, held: Held, sources: Mapping[str, list[tuple[Box, torch.Tensor]]]) -> Iterator[_Copy]:
-        wanted = _TORCH[held.meta.dtype]
-        for box in held.boxes:
-            left: list[_Region] = [(box.begin, tuple(b + n for b, n in zip(box.begin, box.extent)))]
-            for source, tensor in sources.get(box.name, []):
-                if not left:
-                    break
-                rest: list[_Region] = []
-                for region in left:
-                    both = _intersection(region, source)
-                    if both is None:
-                        rest.append(region)
-                        continue
-                    if tensor.dtype != wanted and not {tensor.dtype, wanted} <= _CASTS:
-                        raise _refuse(f"{box.name} is {tensor.dtype} in the trainer, and {held.meta.name} of the engine {wanted}", tensor=held.meta.name,
-                                      reason="dtype_mismatch", remedy="quantized weights are made on the way by agents (weightwire.torch)")
-                    extent = tuple(e - b for b, e in zip(*both))
-                    copy = _Copy(tensor, _offset(source, both[0]), source.stride, _offset(box, both[0]), box.stride, extent)
-                    _check_inside(copy.source_offset, extent, source.stride, tensor.numel(), box.name)
-                    _check_inside(copy.offset, extent, box.stride, math.prod(held.meta.shape), held.meta.name)
-                    yield copy
-                    rest += _without(region, both)
-                left = rest
-            if left:
-                missing = f"; no export of rank {', '.join(map(str, self._missing))} was given" if self._missing else ""
-                raise _refuse(f"nobody hands over {box.name}[{', '.join(f'{b}:{e}' for b, e in zip(*left[0]))}], which {held.meta.name} needs{missing}",
-                              tensor=held.meta.name, reason="missing_rank" if self._missing else "invalid_request", remedy=_AGENTS if self._missing else "")
+        try:
+            plan = plan_boxes([by_rank[rank].held if rank in by_rank else [] for rank in ranks], {0: held})
+        except Unheld as gap:
+            missing = [str(rank) for rank in ranks if rank not in by_rank]
+            raise _refuse(f"nobody hands over {gap.name}[{', '.join(f'{b}:{e}' for b, e in zip(gap.begin, gap.end))}], which {gap.tensor} needs"
+                          + (f"; no export of rank {', '.join(missing)} was given" if missing else ""), tensor=gap.tensor,
+                          reason="missing_rank" if missing else "invalid_request", remedy=_AGENTS if missing else "") from gap
+        self._copies: dict[str, list[tuple[Copy, torch.Tensor]]] = {name: [] for name in self.held}
+        for copy in plan.copies:
+            local = by_rank[copy.source_rank].held[copy.source_tensor].meta.name
+            source, target = opened[copy.source_rank][local], held[copy.target_tensor].meta
+            _check(copy, source, target)
+            self._copies[target.name].append((copy, source))
 
     def fill(self, name: str, into: torch.Tensor, verify: bool = False) -> int:
         """Brings the parameter `name` into `into`, of its shape; elements that are padding stay. Bytes written."""
         held = self.held[name]
-        if tuple(into.shape) != tuple(held.meta.shape) or into.dtype != _TORCH[held.meta.dtype]:
+        if tuple(into.shape) != tuple(held.meta.shape) or into.dtype != dtype_of(held.meta):
             raise _refuse(f"{name} of the engine is {into.dtype} {list(into.shape)}; planned was {held.meta.dtype} {list(held.meta.shape)}",
                           tensor=name, reason="shape_mismatch", remedy="plan anew: the engine's parameters are others than they were")
         if not into.is_contiguous():
             raise _refuse(f"{name} of the engine is not contiguous", tensor=name)
         written = 0
         with torch.no_grad():
-            for copy in self._copies[name]:
-                source = copy.source.as_strided(copy.extent, copy.source_stride, copy.source.storage_offset() + copy.source_offset)
-                target = into.as_strided(copy.extent, copy.stride, into.storage_offset() + copy.offset)
+            for copy, tensor in self._copies[name]:
+                source = tensor.as_strided(copy.extent, copy.source_stride, tensor.storage_offset() + copy.source_offset)
+                target = into.as_strided(copy.extent, copy.target_stride, into.storage_offset() + copy.target_offset)
                 target.copy_(source)
                 if verify and not torch.equal(target, source.to(device=target.device, dtype=target.dtype)):
                     raise errors.WeightwireError(f"{name} differs from the trainer's after it was copied", code="DATA_LOSS", reason="digest_mismatch",
@@ -265,30 +227,14 @@ def held_of_rows(rows: Iterable[Mapping[str, Any]], params: Sequence[TensorMeta]
     return list(made.values())
 
 
-def _intersection(region: _Region, box: Box) -> _Region | None:
-    begin = tuple(max(a, b) for a, b in zip(region[0], box.begin))
-    end = tuple(min(a, b + n) for a, b, n in zip(region[1], box.begin, box.extent))
-    if len(box.begin) != len(region[0]) or any(b >= e for b, e in zip(begin, end)):
-        return None
-    return begin, end
-
-
-def _without(region: _Region, inner: _Region) -> Iterator[_Region]:
-    """What of a region lies outside of one that lies inside of it."""
-    begin, end = list(region[0]), list(region[1])
-    for d in range(len(begin)):
-        if begin[d] < inner[0][d]:
-            yield tuple(begin), (*end[:d], inner[0][d], *end[d + 1:])
-        if inner[1][d] < end[d]:
-            yield (*begin[:d], inner[1][d], *begin[d + 1:]), tuple(end)
-        begin[d], end[d] = inner[0][d], inner[1][d]
-
-
-def _check_inside(offset: int, extent: Sequence[int], stride: Sequence[int], elements: int, name: str) -> None:
-    """Storage may go on behind a tensor: what lies there is another one's."""
-    if offset < 0 or any(s < 0 for s in stride) or offset + sum((n - 1) * s for n, s in zip(extent, stride)) >= elements:
-        raise _refuse(f"a box of {name} leaves its tensor", tensor=name)
-
-
-def _offset(box: Box, at: Sequence[int]) -> int:
-    return box.offset + sum((a - b) * s for a, b, s in zip(at, box.begin, box.stride))
+def _check(copy: Copy, source: torch.Tensor, target: TensorMeta) -> None:
+    """That dtypes are cast into one another, and that the block lies inside of both: storage may go on behind a tensor, with another
+    one's elements."""
+    wanted = dtype_of(target)
+    if source.dtype != wanted and not {source.dtype, wanted} <= _CASTS:
+        raise _refuse(f"{copy.canonical} is {source.dtype} in the trainer, and {target.name} of the engine {wanted}", tensor=target.name,
+                      reason="dtype_mismatch", remedy="quantized weights are made on the way by agents (weightwire.torch)")
+    for offset, stride, elements, name in ((copy.source_offset, copy.source_stride, source.numel(), copy.canonical),
+                                           (copy.target_offset, copy.target_stride, math.prod(target.shape), target.name)):
+        if offset < 0 or any(s < 0 for s in stride) or offset + span(copy.extent, stride) > elements:
+            raise _refuse(f"a box of {name} leaves its tensor", tensor=name)

@@ -23,6 +23,16 @@ Range = Tuple[Tuple[int, ...], Tuple[int, ...]]
 _Place = Tuple[int, int, Box]
 
 
+class Unheld(CheckpointError):
+    """Elements [begin, end) of the whole tensor `name`, which are wanted, are held by no rank of the source."""
+
+    def __init__(self, name: str, begin: Sequence[int], end: Sequence[int], rank: int, tensor: str):
+        super().__init__(f"elements {list(begin)} to {list(end)} of {name} are held by no rank of the source", code="FAILED_PRECONDITION",
+                         reason="tensor_missing", rank=str(rank), tensor=tensor,
+                         remedy="a rank is missing, or the names of the two sides differ")
+        self.name, self.begin, self.end = name, tuple(begin), tuple(end)
+
+
 @dataclass(frozen=True)
 class Explicit:
     """What a rank holds, box by box, as `weightwire.fsdp.read_sharded` and the like find it.
@@ -45,7 +55,7 @@ def words(layout: Layout) -> str:
 def plan_boxes(source: Sequence[Sequence[Held]], targets: Mapping[int, Sequence[Held]]) -> Plan:
     """Every element of the targets (by rank) once, from a rank that holds it; replicas share the reads.
 
-    CheckpointError: an element is held by nobody; names rank and tensor.
+    Unheld: an element is held by nobody; names rank and tensor.
     """
     by_name: Dict[str, List[_Place]] = {}
     for rank, tensors in enumerate(source):
@@ -76,9 +86,8 @@ def _copies(places: Sequence[_Place], rank: int, number: int, held: Held, box: B
         left = after
         if not left:
             return
-    raise CheckpointError(f"elements {list(left[0][0])} to {[b + n for b, n in zip(*left[0])]} of {box.name} are held by "
-                          f"no rank of the source", code="FAILED_PRECONDITION", reason="tensor_missing", rank=str(rank),
-                          tensor=held.meta.name, remedy="a rank is missing, or the names of the two sides differ")
+    begin, extent = left[0]
+    raise Unheld(box.name, begin, [at + n for at, n in zip(begin, extent)], rank, held.meta.name)
 
 
 def _offset(box: Box, begin: Sequence[int]) -> int:

@@ -29,23 +29,24 @@ class Worker:
 
     def weightwire_colocate(self, exports: bytes, checkpoint: str | None) -> dict[str, Any]:
         """Plans this rank's reads from the trainer's memory."""
-        return _answer(self, lambda: _plan(self, pickle.loads(exports), checkpoint))
+        return _answer(lambda: _plan(self, pickle.loads(exports), checkpoint))
 
-    def weightwire_hand_over(self, version: int, verify: bool) -> dict[str, Any]:
-        """Brings a version into this rank's parameters."""
-        return _answer(self, lambda: _install(self, version, verify))
+    def weightwire_hand_over(self, verify: bool) -> dict[str, Any]:
+        """Brings what the trainer holds now into this rank's parameters."""
+        return _answer(lambda: _install(self, verify))
 
 
-def _answer(worker: Any, do: Callable[[], dict[str, Any]]) -> dict[str, Any]:
+def _answer(do: Callable[[], None]) -> dict[str, Any]:
     try:
-        return do()
+        do()
+        return {}
     except Exception as error:
         log.exception("weightwire: a hand-over failed")
         remedy = error.remedy if isinstance(error, errors.WeightwireError) else ""
         return {"error": f"{type(error).__name__}: {error}", "remedy": remedy, "refused": isinstance(error, errors.RefusedError)}
 
 
-def _plan(worker: Any, exports: Sequence[colocated.Export], folder: str | None) -> dict[str, Any]:
+def _plan(worker: Any, exports: Sequence[colocated.Export], folder: str | None) -> None:
     from weightwire.vllm import checkpoint, stage
     runner = worker.model_runner
     config = worker.vllm_config.model_config
@@ -55,10 +56,9 @@ def _plan(worker: Any, exports: Sequence[colocated.Export], folder: str | None) 
                                   remedy="use EngineDriver, whose mode hf_sharded runs the loader")
     worker._weightwire_target = target
     worker._weightwire_hand_over = colocated.HandOver(colocated.held_of_rows(target.rows, target.observed), exports)
-    return {"tensors": len(target.observed)}
 
 
-def _install(worker: Any, version: int, verify: bool) -> dict[str, Any]:
+def _install(worker: Any, verify: bool) -> None:
     import torch
     hand_over: colocated.HandOver = worker._weightwire_hand_over
     model = worker.model_runner.get_model()
@@ -67,13 +67,14 @@ def _install(worker: Any, version: int, verify: bool) -> dict[str, Any]:
     by_module: dict[str, list[str]] = {}
     for name in hand_over.held:
         by_module.setdefault(name.rpartition(".")[0], []).append(name)
-    hand_over.version, written = None, 0
     installer.start()
     try:
         for names in by_module.values():
-            made = {name: torch.zeros(held.meta.shape, dtype=colocated.dtype_of(held.meta), device=device)
-                    for name, held in ((name, hand_over.held[name]) for name in names)}
-            written += sum(hand_over.fill(name, tensor, verify) for name, tensor in made.items())
+            made = {}
+            for name in names:
+                meta = hand_over.held[name].meta
+                made[name] = torch.zeros(meta.shape, dtype=colocated.dtype_of(meta), device=device)
+                hand_over.fill(name, made[name], verify)
             installer.update(made, owned=True)
         installer.finish()
     except BaseException:
@@ -81,8 +82,6 @@ def _install(worker: Any, version: int, verify: bool) -> dict[str, Any]:
         raise
     if device.type == "cuda":
         torch.cuda.synchronize(device)
-    hand_over.version = version
-    return {"version": version, "bytes": written}
 
 
 class Colocated:
@@ -148,7 +147,7 @@ class Colocated:
 
     def _hand_over(self, version: int, verify: bool) -> None:
         began, self.version = time.monotonic(), None
-        self._ask("weightwire_hand_over", self._deadlines.update, version=version, verify=verify)
+        self._ask("weightwire_hand_over", self._deadlines.update, verify=verify)
         if not self._port.reset_prefix_cache(self._pause == "keep", self._deadlines.reset):
             raise errors.NotReadyError("the prefix cache was not emptied: requests hold blocks of it", code="FAILED_PRECONDITION")
         self._port.set_version(str(version), self._deadlines.finish)
