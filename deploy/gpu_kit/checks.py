@@ -15,7 +15,7 @@ import subprocess
 import sys
 import tempfile
 import time
-from typing import Callable, Dict, List, Optional
+from typing import Any, Callable, Dict, List, Optional, Sequence, Tuple
 
 import numpy as np
 
@@ -167,16 +167,44 @@ def settings(library: str, slab: int) -> Dict[str, object]:
     return {"gpu": "required", "gpu_slab_bytes": slab, "gpu_library": library, "transports": "[cuda_ipc, shm, tcp]"}
 
 
+def versions(numbers: range, trainer: Publisher, params: Any, engines: Sequence[Subscriber], tensors: List[TensorMeta],
+             mode: str = "hold") -> Tuple[List[float], int]:
+    """Seconds of each version from the trainer to the ranks of one engine, each of which has its share of the columns, and the bytes that
+    were compared."""
+    times, total = [], 0
+    for version in numbers:
+        values = {meta.name: bits(meta.shape, 100 * version + i) for i, meta in enumerate(tensors)}
+        for name, value in values.items():
+            params[name].write(value)
+        began = time.perf_counter()
+        release = trainer.publish(version, mode=mode)
+        if mode == "snapshot":  # from here on the trainer goes on with its arrays
+            release.wait_released(120)
+            for name, value in values.items():
+                params[name].write(np.zeros_like(value))
+        offers = [engine.wait_offer(120) for engine in engines]
+        times.append(time.perf_counter() - began)
+        got = [engine.flip(offer) for engine, offer in zip(engines, offers)]
+        engines[0].acknowledge(offers[0])
+        release.wait_released(120)
+        for rank, held in enumerate(got):
+            for meta in tensors:
+                own = meta.shape[1] // len(engines)
+                if not np.array_equal(held[meta.name].read(), values[meta.name][:, rank * own:(rank + 1) * own]):
+                    raise RuntimeError(f"version {version}: {meta.name} of rank {rank} is wrong")
+        total += sum(value.nbytes for value in values.values())
+    return times, total
+
+
 def publish(gpu: Gpu, small: bool, library: str, size: int, mode: str = "hold") -> Dict[str, object]:
     """Whole versions from one GPU process to an engine of two ranks, each of which takes half of the columns."""
     size = 8 << 20 if small else size
-    tensors, total = model(size), 0
+    tensors = model(size)
     scratch = [gpu.allocate(size), gpu.allocate(size)]
     base = gpu.seconds(lambda: gpu.move(scratch[0], scratch[1], size))
     gpu.free(*scratch)
     # Of the parameters, of two buffers of the stage, of slots, and in mode snapshot of the copy.
     slab = int(size * (4.2 if mode == "snapshot" else 3.2)) + (256 << 20)
-    times = []
     with local(timeout=120, **settings(library, slab)):
         device = Device(0, library)
         with Publisher(rank=0, world_size=1, device=device) as trainer, Subscriber(group="engine", rank=0, world_size=2, device=device) as first, \
@@ -186,27 +214,7 @@ def publish(gpu: Gpu, small: bool, library: str, size: int, mode: str = "hold") 
                 engine.bind_submission(boxes(tensors, rank, 2))
             if trainer.device_refused or first.device_refused:
                 raise RuntimeError(f"no GPU memory was lent: {trainer.device_refused or first.device_refused}")
-            for version in range(1, 4):
-                values = {meta.name: bits(meta.shape, 100 * version + i) for i, meta in enumerate(tensors)}
-                for name, value in values.items():
-                    params[name].write(value)
-                began = time.perf_counter()
-                release = trainer.publish(version, mode=mode)
-                if mode == "snapshot":  # from here on the trainer goes on with its arrays
-                    release.wait_released(120)
-                    for name, value in values.items():
-                        params[name].write(np.zeros_like(value))
-                offers = [engine.wait_offer(120) for engine in (first, second)]
-                times.append(time.perf_counter() - began)
-                got = [engine.flip(offer) for engine, offer in zip((first, second), offers)]
-                first.acknowledge(offers[0])
-                release.wait_released(120)
-                for rank, held in enumerate(got):
-                    for meta in tensors:
-                        own = meta.shape[1] // 2
-                        if not np.array_equal(held[meta.name].read(), values[meta.name][:, rank * own:(rank + 1) * own]):
-                            raise RuntimeError(f"version {version}: {meta.name} of rank {rank} is wrong")
-                total += sum(value.nbytes for value in values.values())
+            times, total = versions(range(1, 4), trainer, params, (first, second), tensors, mode)
     return {"bytes": size, "versions": len(times), "bytes_checked": total, "seconds": statistics.median(times),
             "over_device_copy": statistics.median(times) / base}
 
@@ -215,11 +223,11 @@ def over_nccl(gpu: Gpu, small: bool, library: str) -> Dict[str, object]:
     """Versions from one agent's GPU memory to another's by NCCL's send and receive: two processes that NCCL takes for two hosts, on one GPU."""
     from weightwire.local_daemon import running
     size = 8 << 20 if small else 1 << 30
-    tensors, total, times = model(size), 0, []
+    tensors = model(size)
     scratch = [gpu.allocate(size), gpu.allocate(size)]
     base = gpu.seconds(lambda: gpu.move(scratch[0], scratch[1], size))
     gpu.free(*scratch)
-    common = {**settings(library, int(size * 3.2) + (512 << 20)), "transports": "[nccl]", "nccl_form_timeout_ms": 30_000}
+    common = {**settings(library, int(size * 3.2) + (512 << 20)), "transports": "[nccl, tcp]", "nccl_form_timeout_ms": 30_000}
     if gpu.fake:
         common["nccl_library"] = os.path.join(os.path.dirname(library), "libfake_nccl_pair.so")
         os.environ["FAKE_NCCL_EVENTS_ELSEWHERE"] = "1"
@@ -229,28 +237,16 @@ def over_nccl(gpu: Gpu, small: bool, library: str) -> Dict[str, object]:
         socket = f"{place}/agent.sock"
         second = {**common, "role": "agent", "name": "second", "coordinator": first.address, "agent_socket": socket, "http": "127.0.0.1:0"}
         with running(second, place, 120) as said:
-            if "transport nccl cannot run" in open(first.log).read():
-                raise Skipped(next(line for line in open(first.log) if "transport nccl cannot run" in line)[:300])
+            with open(first.log) as log:
+                why = log.read().partition("transport nccl cannot run here: ")[2]
+            if why:
+                raise Skipped(why.splitlines()[0][:400])
             device = Device(0, library)
             with Publisher(rank=0, world_size=1, device=device) as trainer, \
                     Subscriber(group="engine", rank=0, world_size=1, device=device, agent=socket) as engine:
                 params = trainer.bind_boxes(boxes(tensors, 0, 1))
                 engine.bind_submission(boxes(tensors, 0, 1))
-                for version in range(1, 6):
-                    values = {meta.name: bits(meta.shape, 100 * version + i) for i, meta in enumerate(tensors)}
-                    for name, value in values.items():
-                        params[name].write(value)
-                    began = time.perf_counter()
-                    release = trainer.publish(version)
-                    offer = engine.wait_offer(120)
-                    times.append(time.perf_counter() - began)
-                    got = engine.flip(offer)
-                    engine.acknowledge(offer)
-                    release.wait_released(120)
-                    for name, value in values.items():
-                        if not np.array_equal(got[name].read(), value):
-                            raise RuntimeError(f"version {version}: {name} is wrong")
-                    total += sum(value.nbytes for value in values.values())
+                times, total = versions(range(1, 6), trainer, params, (engine,), tensors)
                 with Client() as client:
                     went = dict(client.status().epochs[0].bytes_by_transport)
                 if set(went) != {"nccl-gpu"}:

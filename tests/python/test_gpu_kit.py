@@ -4,6 +4,7 @@ the others go on. `./dev test wheel` makes a whole kit and runs it."""
 import importlib.util
 import json
 import os
+import shutil
 import subprocess
 import sys
 
@@ -43,6 +44,13 @@ def test_every_check_runs_to_its_end_and_compares_its_bytes(monkeypatch, tmp_pat
     assert results["over-nccl"]["bytes_checked"] == 5 * results["over-nccl"]["bytes"] > 0
     table = (tmp_path / "gpu-results.md").read_text()
     assert all(f"\n| {name} | " in table for name in results) and "**FAILED**" not in table
+
+
+def test_a_machine_without_nccl_is_told_so_and_the_check_is_not_run(monkeypatch, tmp_path):
+    alone = tmp_path / "libfake_cuda.so"  # without the fake NCCL beside it
+    shutil.copy(FAKE, alone)
+    code, results = run(monkeypatch, tmp_path, "--library", str(alone), "--only", "over-nccl")
+    assert code == 0 and "libfake_nccl_pair.so" in results["over-nccl"]["skipped"]
 
 
 def test_the_time_of_all_checks_is_nine_minutes_at_most():
