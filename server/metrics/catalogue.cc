@@ -37,6 +37,8 @@ std::vector<std::string> Results() {
   return results;
 }
 
+std::vector<std::string> Transports() { return {"shm", "cuda_ipc", "nccl", "ucx", "tcp"}; }
+
 std::vector<double> Seconds() {
   return {0.001, 0.0025, 0.005, 0.01, 0.025, 0.05, 0.1, 0.25, 0.5, 1, 2.5, 5, 10, 30, 60, 120};
 }
@@ -147,7 +149,7 @@ void DeclareContent(Sink& sink) {
 }
 
 void DeclareTransfers(Sink& sink) {
-  const std::vector<std::string> transports = {"shm", "cuda_ipc", "nccl", "ucx", "tcp"};
+  const std::vector<std::string> transports = Transports();
   sink.DeclareCounter("transfer_bytes_total", "Payload bytes moved",
                       Pairs("transport", transports, "direction", {"in", "out"}));
   std::vector<Labels> of_gpus;
@@ -196,8 +198,7 @@ void DeclareTransfers(Sink& sink) {
 
 void DeclareService(Sink& sink) {
   sink.DeclareGauge("connections", "Open data-plane connections, by transport and state",
-                    Pairs("transport", {"shm", "cuda_ipc", "nccl", "ucx", "tcp"}, "state",
-                          {"handshaking", "open"}));
+                    Pairs("transport", Transports(), "state", {"handshaking", "open"}));
   sink.DeclareCounter("transport_closes_total",
                       "Data-plane sessions that were refused or broke, by transport and cause", {});
   sink.DeclareGauge("ucx_devices",

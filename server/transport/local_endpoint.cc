@@ -56,20 +56,11 @@ void LocalEndpoint::Start(const Task& announce) {
 void LocalEndpoint::Get(RegionKey key, uint64_t offset, std::vector<MutableSpan> into,
                         Nanos timeout, std::shared_ptr<void> hold, GetDone done) {
   Operation operation;
-  operation.get = {key,
-                   offset,
-                   TotalBytes(into),
-                   std::move(into),
-                   DeadlineAfter(timeout),
-                   std::move(hold),
-                   std::move(done)};
+  operation.get = MakeGet(key, offset, std::move(into), timeout, std::move(hold), std::move(done));
   core_->loop.Post(
       [self = shared_from_this(), posted = std::make_shared<Operation>(std::move(operation))] {
-        const uint64_t bytes = posted->get.bytes;
-        if (bytes == 0 || bytes > self->core_->options.chunk_bytes_max) {
-          return Complete(posted->get, Status(Code::kInvalidArgument, Reason::kInvalidRequest,
-                                              "a Get reads at least one byte and at most a chunk"));
-        }
+        const Status can = CheckGetBytes(posted->get.bytes, self->core_->options.chunk_bytes_max);
+        if (!can.ok()) return Complete(posted->get, can);
         self->Begin(std::move(*posted));
       });
 }

@@ -21,6 +21,14 @@ struct GetOperation {
   Endpoint::Take take = nullptr;  ///< null: the transport writes `into`
 };
 
+/// What an endpoint posts for a Get.
+GetOperation MakeGet(RegionKey key, uint64_t offset, std::vector<MutableSpan> into, Nanos timeout,
+                     std::shared_ptr<void> hold, Endpoint::GetDone done,
+                     Endpoint::Take take = nullptr);
+
+/// OK, or that a Get of so many bytes is none.
+Status CheckGetBytes(uint64_t bytes, uint64_t chunk_bytes_max);
+
 /// Runs `done`, then lets go of `hold`. The caller holds no lock and touches `into` no more.
 inline void Complete(GetOperation& operation, Status status) {
   operation.take = nullptr;

@@ -4,48 +4,18 @@
 
 #include <string_view>
 
+#include "server/transport/address.h"
+
 namespace weightwire::transport {
-namespace {
-
-constexpr size_t kGpusMax = 15;
-
-/// `visit` gets each part of `text` between separators.
-template <typename Visit>
-void Split(std::string_view text, char separator, Visit&& visit) {
-  while (!text.empty()) {
-    const size_t end = text.find(separator);
-    visit(text.substr(0, end));
-    text = end == text.npos ? std::string_view() : text.substr(end + 1);
-  }
-}
-
-}  // namespace
 
 std::string FormatAddress(const CudaIpcAddress& address) {
-  std::string text = address.socket;
-  char separator = '?';
-  if (!address.pid_namespace.empty()) {
-    text += "?pid=" + address.pid_namespace;
-    separator = '&';
-  }
-  for (size_t i = 0; i < address.gpus.size() && i < kGpusMax; ++i) {
-    text += i == 0 ? separator + std::string("gpu=") : std::string(",");
-    text += address.gpus[i];
-  }
-  return text;
+  return JoinFacts(address.socket,
+                   {{"pid", address.pid_namespace}, {"gpu", JoinGpus(address.gpus)}});
 }
 
 CudaIpcAddress ParseCudaIpcAddress(const std::string& text) {
-  CudaIpcAddress address;
-  const size_t end = text.find('?');
-  address.socket = text.substr(0, end);
-  if (end == text.npos) return address;
-  Split(std::string_view(text).substr(end + 1), '&', [&](std::string_view fact) {
-    if (fact.starts_with("pid=")) address.pid_namespace = fact.substr(4);
-    if (!fact.starts_with("gpu=")) return;
-    Split(fact.substr(4), ',', [&](std::string_view gpu) { address.gpus.emplace_back(gpu); });
-  });
-  return address;
+  AddressFacts split = SplitFacts(text);
+  return {split.address, split.facts["pid"], SplitGpus(split.facts["gpu"])};
 }
 
 std::string PidNamespace() {

@@ -16,7 +16,7 @@ struct CudaIpcAddress {
   std::vector<std::string> gpus;  ///< as device::ShortName has them
 };
 
-/// At most 15 GPUs, so that the whole fits what the wire takes (256 bytes).
+/// In what the wire takes (256 bytes): JoinGpus.
 std::string FormatAddress(const CudaIpcAddress& address);
 /// Total.
 CudaIpcAddress ParseCudaIpcAddress(const std::string& text);

@@ -4,6 +4,8 @@
 #include <cstring>
 #include <utility>
 
+#include "server/transport/operation.h"
+
 namespace weightwire::transport {
 namespace {
 
@@ -44,12 +46,9 @@ void FakeEndpoint::After(Nanos delay, Action action) {
 
 void FakeEndpoint::Get(RegionKey key, uint64_t offset, std::vector<MutableSpan> into, Nanos timeout,
                        std::shared_ptr<void> hold, GetDone done) {
-  const uint64_t bytes = TotalBytes(into);
-  if (bytes == 0 || bytes > node_->options.chunk_bytes_max) {
-    node_->world->strand.Post([done = std::move(done), hold = std::move(hold)] {
-      done(Status(Code::kInvalidArgument, Reason::kInvalidRequest,
-                  "a Get reads at least one byte and at most a chunk"));
-    });
+  if (Status can = CheckGetBytes(TotalBytes(into), node_->options.chunk_bytes_max); !can.ok()) {
+    node_->world->strand.Post(
+        [can = std::move(can), done = std::move(done), hold = std::move(hold)] { done(can); });
     return;
   }
   Operation operation;

@@ -9,19 +9,11 @@ namespace weightwire::transport {
 
 void NcclEndpoint::Get(RegionKey key, uint64_t offset, std::vector<MutableSpan> into, Nanos timeout,
                        std::shared_ptr<void> hold, GetDone done) {
-  GetOperation operation{key,
-                         offset,
-                         TotalBytes(into),
-                         std::move(into),
-                         DeadlineAfter(timeout),
-                         std::move(hold),
-                         std::move(done)};
-  Status refused;
+  GetOperation operation =
+      MakeGet(key, offset, std::move(into), timeout, std::move(hold), std::move(done));
+  Status refused = CheckGetBytes(operation.bytes, core_->options.sessions.chunk_bytes_max);
   std::shared_ptr<NcclReceiveLane> lane;
-  if (operation.bytes == 0 || operation.bytes > core_->options.sessions.chunk_bytes_max) {
-    refused = Status(Code::kInvalidArgument, Reason::kInvalidRequest,
-                     "a Get reads at least one byte and at most a chunk");
-  } else {
+  if (refused.ok()) {
     const auto first =
         std::ranges::find_if(operation.into, [](const MutableSpan& span) { return !span.empty(); });
     lane = ReceiveLane(core_->LaneOf(first->at().device));
@@ -71,7 +63,9 @@ void NcclEndpoint::OnMessage(std::span<const std::byte> bytes) {
     status = message.error();
   } else if (auto* notify = std::get_if<NcclNotify>(&*message)) {
     std::lock_guard lock(mutex_);
-    if (!told_) {
+    if (!told_ && early_.size() >= core_->options.sessions.notifies_queued_max) {
+      status = Status(Code::kResourceExhausted, Reason::kLimitExceeded, "too many early notifies");
+    } else if (!told_) {
       early_.push_back(std::move(*notify));
     } else if (!settled_) {
       core_->Post([self = shared_from_this(), bytes = std::move(*notify)] {

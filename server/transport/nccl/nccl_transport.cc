@@ -5,36 +5,16 @@
 #include <string_view>
 #include <utility>
 
+#include "server/transport/address.h"
 #include "server/transport/nccl/nccl_core.h"
 #include "server/transport/nccl/nccl_endpoint.h"
 
 namespace weightwire::transport {
 namespace {
 
-/// "host:port?nccl=22809&gpu=0d8f1c2e,…".
-struct NcclAddress {
-  std::string socket;
-  std::string version;
-  std::vector<std::string> gpus;
-};
-
-NcclAddress Parse(const std::string& text) {
-  NcclAddress address;
-  const size_t end = text.find('?');
-  address.socket = text.substr(0, end);
-  std::string rest = end == text.npos ? "" : text.substr(end + 1);
-  while (!rest.empty()) {
-    const size_t next = rest.find_first_of("&,");
-    const std::string fact = rest.substr(0, next);
-    rest = next == rest.npos ? "" : rest.substr(next + 1);
-    if (fact.starts_with("nccl=")) {
-      address.version = fact.substr(5);
-    } else {
-      address.gpus.push_back(fact.starts_with("gpu=") ? fact.substr(4) : fact);
-    }
-  }
-  return address;
-}
+/// Facts of an address: "host:port?nccl=22809&gpu=0d8f1c2e,…".
+constexpr char kVersion[] = "nccl";
+constexpr char kGpus[] = "gpu";
 
 std::string VersionText(int32_t version) {
   return std::to_string(version / 10000) + "." + std::to_string(version / 100 % 100) + "." +
@@ -98,31 +78,28 @@ class NcclTransport final : public Transport, public Handler {
     return inner_->Start(this, self);
   }
   std::string address() const override {
-    std::string text = inner_->address();
-    text += "?nccl=" + std::to_string((*core_->library)->nccl_version());
-    for (size_t i = 0; i < core_->gpus().size(); ++i) {
-      text += (i == 0 ? "&gpu=" : ",") + device::ShortName(core_->gpus()[i]->device->uuid());
-    }
-    return text;
+    std::vector<std::string> gpus;
+    for (const auto& gpu : core_->gpus()) gpus.push_back(device::ShortName(gpu->device->uuid()));
+    return JoinFacts(inner_->address(), {{kVersion, Version()}, {kGpus, JoinGpus(gpus)}});
   }
 
   Status Reaches(const std::string& text) const override {
     WW_RETURN_IF_ERROR(core_->stuck());
-    const NcclAddress peer = Parse(text);
+    AddressFacts peer = SplitFacts(text);
     const auto refuse = [](std::string why, std::string remedy) {
       return Status(Code::kFailedPrecondition, Reason::kTransportFailed, std::move(why))
           .Remedy(std::move(remedy));
     };
-    const std::string ours = std::to_string((*core_->library)->nccl_version());
-    if (peer.version != ours) {
-      return refuse("the peer has NCCL " + peer.version + ", we have " + ours,
+    if (peer.facts[kVersion] != Version()) {
+      return refuse("the peer has NCCL " + peer.facts[kVersion] + ", we have " + Version(),
                     "give all agents the same libnccl.so.2");
     }
     const char* shares = std::getenv("NCCL_MULTI_RANK_GPU_ENABLE");  // NCCL's own setting
     if (shares != nullptr && std::string_view(shares) == "1") return OkStatus();
+    const std::vector<std::string> theirs = SplitGpus(peer.facts[kGpus]);
     for (const auto& gpu : core_->gpus()) {
       const std::string name = device::ShortName(gpu->device->uuid());
-      if (std::ranges::find(peer.gpus, name) == peer.gpus.end()) continue;
+      if (std::ranges::find(theirs, name) == theirs.end()) continue;
       return refuse("the peer has our GPU …" + name + ", and NCCL takes a GPU once",
                     "name cuda_ipc before nccl: it is for agents of one host");
     }
@@ -138,7 +115,7 @@ class NcclTransport final : public Transport, public Handler {
 
   void Connect(const std::string& address, const Hello& hello, Nanos timeout,
                ConnectDone done) override {
-    inner_->Connect(Parse(address).socket, hello, timeout,
+    inner_->Connect(SplitFacts(address).address, hello, timeout,
                     [core = core_, done = std::move(done)](auto inner) mutable {
                       if (!inner) {
                         return core->Post([done = std::move(done), why = std::move(inner.error())] {
@@ -166,6 +143,8 @@ class NcclTransport final : public Transport, public Handler {
   }
 
  private:
+  std::string Version() const { return std::to_string((*core_->library)->nccl_version()); }
+
   std::unique_ptr<Transport> inner_;
   std::shared_ptr<NcclCore> core_;
 };

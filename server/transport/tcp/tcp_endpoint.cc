@@ -32,23 +32,16 @@ void TcpEndpoint::Start(Task announce) {
 
 void TcpEndpoint::GetThrough(RegionKey key, uint64_t offset, std::vector<MutableSpan> into,
                              Nanos timeout, std::shared_ptr<void> hold, Take take, GetDone done) {
-  GetOperation operation{key,
-                         offset,
-                         TotalBytes(into),
-                         std::move(into),
-                         DeadlineAfter(timeout),
-                         std::move(hold),
-                         std::move(done),
-                         std::move(take)};
+  GetOperation operation = MakeGet(key, offset, std::move(into), timeout, std::move(hold),
+                                   std::move(done), std::move(take));
   auto refuse = [this, &operation](Status why) {
     connections_.front()->loop().Post(
         [refused = std::make_shared<GetOperation>(std::move(operation)), why = std::move(why)] {
           Complete(*refused, why);
         });
   };
-  if (operation.bytes == 0 || operation.bytes > core_->options.chunk_bytes_max) {
-    return refuse(Status(Code::kInvalidArgument, Reason::kInvalidRequest,
-                         "a Get reads at least one byte and at most a chunk"));
+  if (Status can = CheckGetBytes(operation.bytes, core_->options.chunk_bytes_max); !can.ok()) {
+    return refuse(std::move(can));
   }
   std::unique_lock lock(mutex_);
   if (state_ == State::kSettled) {

@@ -9,23 +9,15 @@ namespace weightwire::transport {
 void UcxEndpoint::Get(RegionKey key, uint64_t offset, std::vector<MutableSpan> into, Nanos timeout,
                       std::shared_ptr<void> hold, GetDone done) {
   for (const MutableSpan& span : into) WW_CHECK(core_->gpu_direct() || !span.on_device());
-  auto operation = std::make_shared<GetOperation>();
-  operation->key = key;
-  operation->offset = offset;
-  operation->bytes = TotalBytes(into);
-  operation->into = std::move(into);
-  operation->deadline = DeadlineAfter(timeout);
-  operation->hold = std::move(hold);
-  operation->done = std::move(done);
+  auto operation = std::make_shared<GetOperation>(
+      MakeGet(key, offset, std::move(into), timeout, std::move(hold), std::move(done)));
   core_->Post([self = shared_from_this(), operation] { self->Begin(std::move(*operation)); });
 }
 
 void UcxEndpoint::Begin(GetOperation operation) {
   // While there is `proved_`, the Get is the self-test's.
-  if (!proved_ && (operation.bytes == 0 || operation.bytes > core_->options.chunk_bytes_max)) {
-    return Complete(operation, Status(Code::kInvalidArgument, Reason::kInvalidRequest,
-                                      "a Get reads at least one byte and at most a chunk"));
-  }
+  const Status can = CheckGetBytes(operation.bytes, core_->options.chunk_bytes_max);
+  if (!proved_ && !can.ok()) return Complete(operation, can);
   if (state_ == State::kSettled) return Complete(operation, why_);
   deadlines_.insert(operation.deadline);
   if (operation.deadline < armed_) {
