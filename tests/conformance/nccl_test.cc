@@ -55,6 +55,10 @@ class Nccl : public ::testing::Test {
     return side;
   }
   static transport::NcclOptions OptionsOf(size_t gpu) { return FakeNcclOptions({}, gpu); }
+  /// Of kBytes of the pattern, in memory of the fake GPU `gpu` that the export keeps.
+  static RegionKey ExportPattern(Side& side, size_t gpu, uint64_t first_index) {
+    return side.transport->Export({{PatternOn(gpu, first_index), 0, kBytes}});
+  }
   /// Reads `key` into memory of the fake GPU `gpu`, and gives the bytes.
   std::vector<std::byte> Read(const std::shared_ptr<Endpoint>& endpoint, RegionKey key, size_t gpu,
                               Status* status, Nanos timeout = kLong) {
@@ -74,8 +78,7 @@ class Nccl : public ::testing::Test {
 TEST_F(Nccl, NoByteOfAPayloadPassesTheHost) {
   auto source = MakeSide(OptionsOf(0));
   auto reader = MakeSide(OptionsOf(1));
-  auto region = PatternOn(0, 5);
-  const RegionKey key = source->transport->Export({{region, 0, kBytes}});
+  const RegionKey key = ExportPattern(*source, 0, 5);
   auto endpoint = rig.Open(*reader, *source);
   auto target = Slab(1);
   const auto host_bytes = FAKE_CALL(fake_cuda_host_bytes);
@@ -97,8 +100,7 @@ TEST_F(Nccl, EachGpuReadsOverALaneOfItsOwn) {
   EXPECT_EQ(LiveComms(), 2) << "one lane: a communicator on each side";
   bool both_lanes = false;
   for (const size_t gpu : {first, 1 - first, first}) {
-    auto region = PatternOn(1 - gpu, gpu);
-    const RegionKey key = source->transport->Export({{region, 0, kBytes}});
+    const RegionKey key = ExportPattern(*source, 1 - gpu, gpu);
     Status status;
     const auto bytes = Read(endpoint, key, gpu, &status);
     ASSERT_EQ(status, OkStatus());
@@ -113,13 +115,11 @@ TEST_F(Nccl, TwoThatReadFromEachOtherWithOneBufferEachDoNotStandStill) {
   transport::NcclOptions options[] = {OptionsOf(0), OptionsOf(1)};
   std::unique_ptr<Side> sides[2];
   RegionKey keys[2];
-  std::shared_ptr<memory::MemoryRegion> regions[2];
   for (size_t i = 0; i < 2; ++i) {
     options[i].rounds_max = 1;
     options[i].buffer_bytes = 100'003;
     sides[i] = MakeSide(options[i]);
-    regions[i] = PatternOn(i, 100 * i);
-    keys[i] = sides[i]->transport->Export({{regions[i], 0, kBytes}});
+    keys[i] = ExportPattern(*sides[i], i, 100 * i);
   }
   // Two sessions in each direction, so that rounds of several wait for the one buffer.
   std::vector<std::shared_ptr<Call>> calls;
@@ -162,8 +162,7 @@ TEST_F(Nccl, AGetKeepsItsDeadlineWhileItsLaneForms) {
   auto source = MakeSide(both);
   auto reader = MakeSide(both);
   const size_t first = both.devices.begin()->second == Gpu(0) ? 0 : 1;
-  auto region = PatternOn(0, 0);
-  const RegionKey key = source->transport->Export({{region, 0, kBytes}});
+  const RegionKey key = ExportPattern(*source, 0, 0);
   auto endpoint = rig.Open(*reader, *source);
   Fault(1, FAKE_NCCL_HANG_INIT);
   Status status;
@@ -192,8 +191,7 @@ TEST_F(Nccl, ARoundThatFailsOrHangsEndsTheSessionAndTheNextOneWorks) {
     for (const int rank : {0, 1}) {
       auto source = MakeSide(OptionsOf(0));
       auto reader = MakeSide(OptionsOf(1));
-      auto region = PatternOn(0, 9);
-      const RegionKey key = source->transport->Export({{region, 0, kBytes}});
+      const RegionKey key = ExportPattern(*source, 0, 9);
       auto endpoint = rig.Open(*reader, *source);
       Fault(rank, fault);
       Status status;
@@ -216,8 +214,7 @@ TEST_F(Nccl, ARoundThatFailsOrHangsEndsTheSessionAndTheNextOneWorks) {
 TEST_F(Nccl, ARankThatNcclLosesEndsTheSessionAtOnce) {
   auto source = MakeSide(OptionsOf(0));
   auto reader = MakeSide(OptionsOf(1));
-  auto region = PatternOn(0, 9);
-  const RegionKey key = source->transport->Export({{region, 0, kBytes}});
+  const RegionKey key = ExportPattern(*source, 0, 9);
   auto endpoint = rig.Open(*reader, *source);
   NCCL_CALL(fake_nccl_lose)(1);
   Status status;
@@ -238,8 +235,7 @@ TEST_F(Nccl, WhatNcclDoesNotLetGoOfIsNoMemoryOfAnybody) {
   options.release_grace = 200ms;
   options.rounds_max = 2;
   auto reader = MakeSide(options);
-  auto region = PatternOn(0, 9);
-  const RegionKey key = source->transport->Export({{region, 0, kBytes}});
+  const RegionKey key = ExportPattern(*source, 0, 9);
   auto endpoint = rig.Open(*reader, *source);
   const std::string address = source->transport->address();
   EXPECT_EQ(reader->transport->Reaches(address), OkStatus());
@@ -395,6 +391,15 @@ class RogueNccl : public Nccl {
 TEST_F(RogueNccl, AnUnknownMessageEndsTheSession) { SayAndExpectTheEnd({std::byte{7}}); }
 TEST_F(RogueNccl, ANotifyThatIsTooLongEndsTheSession) {
   SayAndExpectTheEnd(std::vector<std::byte>(100));
+}
+TEST_F(RogueNccl, NotifiesWithoutEndBeforeTheFirstLaneEndTheSession) {
+  const auto notify = transport::EncodeNotify({});
+  const auto closed = [&] { return rogue_recorder.closed.contains(endpoint->id()); };
+  for (int i = 0; i < 200'000 && !rig.Read<bool>(closed); ++i) {
+    static_cast<void>(endpoint->Notify(notify));
+  }
+  ASSERT_TRUE(rig.Wait(closed));
+  EXPECT_TRUE(side->recorder.accepted.empty());
 }
 TEST_F(RogueNccl, ARequestOnNoLaneEndsTheSession) {
   transport::NcclRequest request;

@@ -28,16 +28,23 @@ std::vector<size_t> RandomCuts(size_t bytes, size_t count, std::mt19937_64& rand
   return cuts;
 }
 
-transport::TcpOptions TcpOptionsOf(const Limits& limits) {
-  transport::TcpOptions options;
+/// The limits that all real transports have.
+template <typename Options>
+Options OptionsOf(const Limits& limits) {
+  Options options;
   options.handshake_timeout = limits.handshake_timeout;
   options.inbound_handshakes_max = limits.inbound_handshakes_max;
-  options.handshake_grace = limits.handshake_grace;
   options.inbound_sessions_max = limits.inbound_sessions_max;
   options.metrics = limits.metrics;
   options.chunk_bytes_max = limits.chunk_bytes_max;
   options.gets_in_flight_max = limits.gets_in_flight_max;
   options.notifies_queued_max = limits.notifies_queued_max;
+  return options;
+}
+
+transport::TcpOptions TcpOptionsOf(const Limits& limits) {
+  auto options = OptionsOf<transport::TcpOptions>(limits);
+  options.handshake_grace = limits.handshake_grace;
   return options;
 }
 
@@ -154,25 +161,11 @@ std::unique_ptr<Side> Rig::MakeSide(Limits limits) {
     side->transport = MakeFakeNccl(TcpOptionsOf(limits), number % 2);
     if (kind_.gpu) side->transport = ExportsFromGpu(std::move(side->transport));
   } else if (kind_.backend == "ucx") {
-    transport::UcxOptions options;
+    auto options = OptionsOf<transport::UcxOptions>(limits);
     options.tls = kind_.tls;
-    options.handshake_timeout = limits.handshake_timeout;
-    options.inbound_handshakes_max = limits.inbound_handshakes_max;
-    options.inbound_sessions_max = limits.inbound_sessions_max;
-    options.metrics = limits.metrics;
-    options.chunk_bytes_max = limits.chunk_bytes_max;
-    options.gets_in_flight_max = limits.gets_in_flight_max;
-    options.notifies_queued_max = limits.notifies_queued_max;
     side->transport = transport::MakeUcxTransport(options);
   } else {
-    transport::LocalOptions options;
-    options.handshake_timeout = limits.handshake_timeout;
-    options.inbound_handshakes_max = limits.inbound_handshakes_max;
-    options.inbound_sessions_max = limits.inbound_sessions_max;
-    options.metrics = limits.metrics;
-    options.chunk_bytes_max = limits.chunk_bytes_max;
-    options.gets_in_flight_max = limits.gets_in_flight_max;
-    options.notifies_queued_max = limits.notifies_queued_max;
+    auto options = OptionsOf<transport::LocalOptions>(limits);
     if (kind_.backend == "cuda_ipc") {
       side->transport = transport::MakeCudaIpcTransport({options, testing::FakeDevices(), {}});
     } else {

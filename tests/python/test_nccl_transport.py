@@ -38,11 +38,13 @@ def fleet(hub, groups, *, source: dict, target: dict, of_source: dict | None = N
     return first, second, trainer, engine
 
 
-def publish(trainer, engine, version: int, timeout: float = 20) -> None:
+def publish(trainer, engines, version: int, timeout: float = 20) -> None:
+    """One engine, or several."""
     trainer.fill(shards_of(content(version), 2))
     trainer.publish(version)
-    engine.wait_version(version, timeout)
-    assert_serves(engine, content(version))
+    for engine in engines if isinstance(engines, list) else [engines]:
+        engine.wait_version(version, timeout)
+        assert_serves(engine, content(version))
 
 
 def transports_of(agent, version: int) -> dict:
@@ -73,11 +75,7 @@ def test_engines_on_several_gpus_and_in_host_memory_are_read_for_over_one_sessio
                for i, device in enumerate((gpu(1), None))]
     groups += [trainer, *engines]
     for version in (1, 2):
-        trainer.fill(shards_of(content(version), 2))
-        trainer.publish(version)
-        for engine in engines:
-            engine.wait_version(version)
-            assert_serves(engine, content(version))
+        publish(trainer, engines, version)
     assert read_over(second, "nccl") > 0
 
 

@@ -7,6 +7,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <utility>
 
 #include "server/device/device.h"
 #include "server/memory/gpu_memory_pool.h"
@@ -36,14 +37,14 @@ Function* FakeCall(const char* name, Function*) {
   ::weightwire::testing::FakeCall(#name, static_cast<decltype(&::name)>(nullptr))
 
 /// By index; on any thread. Lanes are so small that most boxes go in parts.
-inline std::shared_ptr<device::Device> FakeDevice(size_t index) {
+inline std::shared_ptr<device::Device> FakeDevice(size_t index,
+                                                  const device::LaneSizes& lanes = {2, 1024}) {
   static std::mutex mutex;
-  static std::map<size_t, std::shared_ptr<device::Device>> devices;
+  static std::map<std::pair<size_t, size_t>, std::shared_ptr<device::Device>> devices;
   const std::lock_guard lock(mutex);
-  auto& device = devices[index];
+  auto& device = devices[{index, lanes.bytes}];
   if (!device) {
-    device =
-        device::Device::Open(FakeLibrary(), FakeLibrary()->devices().at(index), {2, 1024}).value();
+    device = device::Device::Open(FakeLibrary(), FakeLibrary()->devices().at(index), lanes).value();
   }
   return device;
 }
@@ -51,15 +52,7 @@ inline std::shared_ptr<device::Device> FakeDevice(size_t index) {
 /// The same GPU with lanes that most of what a test copies fits in, where lanes are not what it is
 /// about.
 inline std::shared_ptr<device::Device> WideFakeDevice(size_t index) {
-  static std::mutex mutex;
-  static std::map<size_t, std::shared_ptr<device::Device>> devices;
-  const std::lock_guard lock(mutex);
-  auto& device = devices[index];
-  if (!device) {
-    const device::Uuid& uuid = FakeLibrary()->devices().at(index);
-    device = device::Device::Open(FakeLibrary(), uuid, {4, 1 << 20}).value();
-  }
-  return device;
+  return FakeDevice(index, {4, 1 << 20});
 }
 
 /// Both, as a transport takes them.

@@ -7,6 +7,7 @@
 #include <set>
 #include <vector>
 
+#include "client/collective/nccl_abi.h"
 #include "kernels/cuda.h"
 
 /// The events of libweightwire_cuda.so over what a fake NCCL enqueues: an event is reached when the
@@ -51,27 +52,45 @@ class FakeEvents {
   std::set<Event*> events_;
 };
 
-/// kernels/cuda.h of a fake whose World() has a mutex and `events`.
-#define FAKE_NCCL_EVENTS(World)                                                       \
-  uint32_t ww_cuda_abi_version(void) { return WW_CUDA_ABI_VERSION; }                  \
-  const char* ww_cuda_error(void) { return "fake event error"; }                      \
-  int32_t ww_cuda_event_create(int32_t, ww_cuda_event* event) {                       \
-    std::lock_guard lock(World().mutex);                                              \
-    return World().events.Create(event);                                              \
-  }                                                                                   \
-  int32_t ww_cuda_event_destroy(int32_t, ww_cuda_event event) {                       \
-    std::lock_guard lock(World().mutex);                                              \
-    return World().events.Destroy(event);                                             \
-  }                                                                                   \
-  int32_t ww_cuda_event_record(int32_t, ww_cuda_event event, ww_cuda_stream stream) { \
-    std::lock_guard lock(World().mutex);                                              \
-    return World().events.Record(event, stream);                                      \
-  }                                                                                   \
-  int32_t ww_cuda_event_query(int32_t, ww_cuda_event event) {                         \
-    std::lock_guard lock(World().mutex);                                              \
-    return World().events.Query(event);                                               \
-  }                                                                                   \
-  int fake_nccl_live_events(void) {                                                   \
-    std::lock_guard lock(World().mutex);                                              \
-    return World().events.live();                                                     \
+inline const char* FakeErrorText(int result) {
+  namespace nccl = weightwire::collective::nccl;
+  switch (result) {
+    case nccl::kSystemError:
+      return "fake system error";
+    case nccl::kRemoteError:
+      return "fake remote error";
+    case nccl::kInvalidArgument:
+      return "fake invalid argument";
+    case nccl::kInvalidUsage:
+      return "fake invalid usage";
+    default:
+      return "fake error";
+  }
+}
+
+/// kernels/cuda.h, and NCCL's words for results, of a fake whose World() has a mutex and `events`.
+#define FAKE_NCCL_REST(World)                                                                     \
+  const char* ncclGetErrorString(int result) { return FakeErrorText(result); }                    \
+  const char* ncclGetLastError(weightwire::collective::nccl::Comm) { return "told by the fake"; } \
+  uint32_t ww_cuda_abi_version(void) { return WW_CUDA_ABI_VERSION; }                              \
+  const char* ww_cuda_error(void) { return "fake event error"; }                                  \
+  int32_t ww_cuda_event_create(int32_t, ww_cuda_event* event) {                                   \
+    std::lock_guard lock(World().mutex);                                                          \
+    return World().events.Create(event);                                                          \
+  }                                                                                               \
+  int32_t ww_cuda_event_destroy(int32_t, ww_cuda_event event) {                                   \
+    std::lock_guard lock(World().mutex);                                                          \
+    return World().events.Destroy(event);                                                         \
+  }                                                                                               \
+  int32_t ww_cuda_event_record(int32_t, ww_cuda_event event, ww_cuda_stream stream) {             \
+    std::lock_guard lock(World().mutex);                                                          \
+    return World().events.Record(event, stream);                                                  \
+  }                                                                                               \
+  int32_t ww_cuda_event_query(int32_t, ww_cuda_event event) {                                     \
+    std::lock_guard lock(World().mutex);                                                          \
+    return World().events.Query(event);                                                           \
+  }                                                                                               \
+  int fake_nccl_live_events(void) {                                                               \
+    std::lock_guard lock(World().mutex);                                                          \
+    return World().events.live();                                                                 \
   }

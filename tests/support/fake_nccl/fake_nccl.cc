@@ -319,21 +319,6 @@ int ncclGroupEnd() {
   return nccl::kInProgress;
 }
 
-const char* ncclGetErrorString(int result) {
-  switch (result) {
-    case nccl::kSystemError:
-      return "fake system error";
-    case nccl::kRemoteError:
-      return "fake remote error";
-    case nccl::kInvalidUsage:
-      return "fake invalid usage";
-    default:
-      return "fake error";
-  }
-}
-const char* ncclGetLastError(nccl::Comm) { return "told by the fake"; }
-
-// ---- kernels/cuda.h ----
-FAKE_NCCL_EVENTS(TheWorld)
+FAKE_NCCL_REST(TheWorld)
 
 }  // extern "C"

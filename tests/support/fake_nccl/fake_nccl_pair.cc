@@ -375,21 +375,6 @@ int ncclRecv(void* data, size_t count, int type, int peer, nccl::Comm comm, void
 int ncclGroupStart() { return nccl::kSuccess; }
 int ncclGroupEnd() { return nccl::kInProgress; }
 
-const char* ncclGetErrorString(int result) {
-  switch (result) {
-    case nccl::kSystemError:
-      return "fake system error";
-    case nccl::kInvalidArgument:
-      return "fake invalid argument";
-    case nccl::kRemoteError:
-      return "fake remote error";
-    default:
-      return "fake error";
-  }
-}
-const char* ncclGetLastError(nccl::Comm) { return "told by the fake"; }
-
-// ---- kernels/cuda.h ----
-FAKE_NCCL_EVENTS(TheWorld)
+FAKE_NCCL_REST(TheWorld)
 
 }  // extern "C"
