@@ -13,6 +13,7 @@ from conftest import BINARIES
 from demo.fleet import Daemon
 from ports import free_ports
 
+END = b"\0end"
 ESCAPE = re.compile(r"\x1b\[[0-9;]*m")
 TEXT = re.compile(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d\.\d{3} (trace|debug|info|warning|error|critical) +\S")
 
@@ -26,15 +27,16 @@ def lines_of_one_that_cannot_start(tmp_path, *flags, terminal=False, **environme
         tmp_path.chmod(0o700)
         clean = {key: value for key, value in os.environ.items() if not key.startswith("WEIGHTWIRE_") and key != "NO_COLOR"}
         running = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=its, env={**clean, "TERM": "xterm-256color", **environment})
-        os.close(its)
+        code = running.wait(30)
+        # Ours comes after all of its: a terminal whose other end closes may say so before it has handed on what was written.
+        os.write(its, END)
         said = b""
-        try:
-            while more := os.read(ours, 65536):
-                said += more
-        except OSError:  # a terminal whose other end is closed
-            pass
+        while END not in said:
+            said += os.read(ours, 65536)
         os.close(ours)
-        assert running.wait(30) == 64 + 37, said.decode()
+        os.close(its)
+        said = said.partition(END)[0]
+        assert code == 64 + 37, said.decode()
         return said.decode().splitlines()
 
 
