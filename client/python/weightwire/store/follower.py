@@ -140,7 +140,6 @@ class Follower:
         image = self._bound(target)
         self._reclaim()
         held = [image.manifest] if image.manifest is not None else []
-        self._lease.hold([*held, target])
         lineage = self._lineage_for(target)
         if lineage == 0:
             self.figures.done(target.lineage, target.version, "same", "read", 0, 0)
@@ -148,7 +147,9 @@ class Follower:
             if last is None or (last.lineage, last.version) < target.order:
                 self._published = Published(target.state, target.version, target.lineage, last.site_lineage if last is not None else 0)
             return
-        loaded = self._reader.load(target, image, self._on_progress)
+        with ThreadPoolExecutor(1) as pool:  # a lease that comes too late is not fatal
+            pool.submit(self._lease.hold, [*held, target])
+            loaded = self._reader.load(target, image, self._on_progress)
         kind = "anchor" if loaded.manifest.kind == "anchor" or (loaded.steps and not held) else "delta"
         self.figures.moved("read", loaded.bytes, loaded.objects)
         if self._barrier is not None and not self._barrier.pass_(target, self._stop):

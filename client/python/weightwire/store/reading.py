@@ -21,6 +21,8 @@ from weightwire.store.signing import TrustedKeys
 CHAIN_MAX = 256
 WORKERS = 8
 _REMEMBERED_MAX = 4 * CHAIN_MAX
+#: Of objects that are much smaller than a part, so many times as many are read at the same time.
+_SMALL_ONES = 4
 
 #: What is done, with bytes done and bytes in all.
 OnProgress = Callable[[str, int, int], None]
@@ -274,7 +276,7 @@ class Reader:
                 self._load_part(steps, image, place, took)
             except BaseException as error:
                 failed.append(error)
-        with ThreadPoolExecutor(self._workers) as pool:
+        with ThreadPoolExecutor(self._side_by_side(steps, image.layout)) as pool:
             list(pool.map(part, image.numbers()))
         if failed:
             raise failed[0]
@@ -283,6 +285,12 @@ class Reader:
             raise StoreError(f"{target.name}: what was loaded is not what its manifest says", kind="damaged", remedy="this is a bug")
         on_progress(f"{target.name}", total, total)
         return Loaded(target, took.bytes, took.objects, len(steps))
+
+    def _side_by_side(self, steps: Sequence[Manifest], layout: Layout) -> int:
+        """How many parts are read at the same time: of small objects more, for of those each waits rather for the store's answer
+        than for its bytes; of all together no more memory than of as many whole parts as there are workers."""
+        most = max((part.bytes for step in steps for parts in step.ranks for part in parts), default=0)
+        return max(self._workers, min(_SMALL_ONES * self._workers, self._workers * layout.part_bytes // max(most, 1)))
 
     def _load_part(self, steps: Sequence[Manifest], image: Image, place: Tuple[int, int], took: "_Took") -> None:
         rank, number = place

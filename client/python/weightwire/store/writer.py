@@ -88,7 +88,7 @@ class Writer:
                                                     agent=self._agent, model_name=self._model_name)) for rank in range(len(self._layout.ranks))]
             for subscriber, tensors in zip(ranks, self._layout.ranks):
                 subscriber.bind(self._layout.config, self._layout.spec, tensors)
-            pool = stack.enter_context(ThreadPoolExecutor(len(ranks)))
+            pool = stack.enter_context(ThreadPoolExecutor(WORKERS))
             self._on_stored(f"engine {self._group}: {len(ranks)} ranks of {self._layout.spec}, {self._layout.nbytes} bytes; versions go to "
                             f"{self._reader.objects.url}")
             storing.start()
@@ -149,12 +149,14 @@ class Writer:
         image = self._spare
         image.forget()
 
-        def copy(rank: int) -> None:
-            params = cast(Arrays, ranks[rank].params or {})
-            for meta, into in zip(self._layout.ranks[rank], image.flats[rank]):
-                np.copyto(into, params[meta.name].reshape(-1).view(bits_of(meta.dtype)))
+        served = [cast(Arrays, rank.params or {}) for rank in ranks]
+
+        def copy(place: Tuple[int, int]) -> None:
+            rank, number = place
+            meta = self._layout.ranks[rank][number]
+            np.copyto(image.flats[rank][number], served[rank][meta.name].reshape(-1).view(bits_of(meta.dtype)))
         try:
-            list(pool.map(copy, range(len(ranks))))
+            list(pool.map(copy, [(rank, number) for rank, metas in enumerate(self._layout.ranks) for number in range(len(metas))]))
         except KeyError:
             return  # fenced while it was copied
         if any(rank.serving is None or rank.serving.epoch != serving.epoch for rank in ranks):
