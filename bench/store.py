@@ -10,6 +10,7 @@ anchor, delta        the writer's part: every block coded, two digests; 3 per ce
 load                 the follower's part of the anchor: fetched, both digests compared, decoded
 --url file:///DIR    a folder; without it an S3 server of this file, of HTTP alone, that keeps equal objects once. It takes part of the
                      same cores.
+--server radosgw     Ceph's S3 gateway, of Debian, on the same cores and this disk, which must hold all that is moved
 """
 
 from __future__ import annotations
@@ -210,7 +211,8 @@ def main() -> int:
     parser.add_argument("--share", type=float, default=0.02, help="of the elements that are not 0 [0.02]; 1: they hardly get shorter")
     parser.add_argument("--workers", type=int, default=8)
     parser.add_argument("--limit-mib", type=int, default=3072, help="memory of the writer, and of the reader [3072]")
-    parser.add_argument("--url", help="file:///DIR, which is emptied; without, the S3 server of this file")
+    parser.add_argument("--url", help="file:///DIR, which is emptied; without, the S3 server of --server")
+    parser.add_argument("--server", choices=["plain", "radosgw"], default="plain", help="plain: the one of this file [plain]")
     parser.add_argument("--work", choices=["bare-put", "bare-get", "anchor", "delta", "load"], help=argparse.SUPPRESS)
     add_options(parser)
     args = parser.parse_args()
@@ -219,9 +221,14 @@ def main() -> int:
         return 0
     env = {**os.environ, "AWS_ACCESS_KEY_ID": "test", "AWS_SECRET_ACCESS_KEY": "test", "AWS_REGION": "us-east-1",
            "WEIGHTWIRE_BIN_DIR": str(pathlib.Path(args.binary).resolve().parent)}
-    server, rows, url = None, [], args.url
+    server, ceph, rows, url = None, None, [], args.url
     try:
-        if url is None:
+        if url is None and args.server == "radosgw":
+            sys.path.insert(0, str(pathlib.Path(__file__).resolve().parents[1] / "tests/python"))
+            from ceph_server import Ceph
+            ceph = Ceph(disk_bytes=64 << 30)
+            url = ceph.url("bench")
+        elif url is None:
             server = subprocess.Popen([sys.executable, __file__, "--binary", "-", "--serve"], env=env, stdout=subprocess.PIPE, text=True)
             url = f"s3://weights/bench?endpoint={server.stdout.readline().strip()}"
         for name in ("bare-put", "bare-get", "anchor", "load", "delta"):
@@ -238,9 +245,11 @@ def main() -> int:
         if server is not None:
             server.kill()
             server.wait()
+        if ceph is not None:
+            ceph.stop()
     speed = {row["name"]: row["bytes"] / row["seconds_median"] for row in rows}
     print(f"  anchor {speed['anchor'] / speed['bare-put']:.2f} of the bare client's speed, load {speed['load'] / speed['bare-get']:.2f}")
-    write(args, f"{args.gb:g} GB through a store", rows, about={"url": "file" if args.url else "s3", "workers": args.workers, "share": args.share})
+    write(args, f"{args.gb:g} GB through a store", rows, about={"url": "file" if args.url else "s3", "server": args.server, "workers": args.workers, "share": args.share})
     return 0
 
 

@@ -430,11 +430,13 @@ def test_a_load_that_breaks_off_goes_on_part_by_part(tmp_path, monkeypatch):
     reader, image = Reader(Objects(url), workers=1), Image.empty(SMALL)
     reader.load(newest(reader), image)
     weights.store(uploader, 3)
-    get, left = Objects.get, [2]
+    get, left, lock = Objects.get, [2], threading.Lock()
 
     def breaks_off(self, path, *more, **words):
-        left[0] -= "/delta-" in path
-        if left[0] < 0:
+        with lock:
+            left[0] -= "/delta-" in path
+            ends = left[0] < 0
+        if ends:
             raise StoreError(path, kind="unavailable")
         return get(self, path, *more, **words)
     monkeypatch.setattr(Objects, "get", breaks_off)
@@ -447,6 +449,38 @@ def test_a_load_that_breaks_off_goes_on_part_by_part(tmp_path, monkeypatch):
     loaded = reader.load(newest(reader), image)
     assert weights.are(image, 4) and loaded.steps == 2
     assert loaded.objects == 2 * sum(map(len, image.contents)) - 2
+
+
+@pytest.mark.parametrize("at_once", [4, 1], ids=["small", "as-large-as-a-part"])
+def test_small_objects_are_read_several_at_a_time_and_large_ones_no_more_than_workers(tmp_path, monkeypatch, at_once):
+    """However many are read, they take no more memory than `workers` whole parts."""
+    layout = Layout("hf", "{}", (tuple(TensorMeta(f"t{part}", "F32", (1000,)) for part in range(8)),), 4000)
+    weights, uploader = filled(f"file://{tmp_path}/store", 1, layout=layout)
+    reader, image = Reader(Objects(f"file://{tmp_path}/store"), workers=1), Image.empty(layout)
+    reader.load(newest(reader), image)
+    weights.step()
+    for flat in weights.image.flats[0] if at_once == 1 else []:  # other numbers, of which no change is short
+        flat[...] = weights.random.integers(0, 2 ** 32 - 1, flat.shape, flat.dtype)
+    sizes = [part.bytes for part in weights.store(uploader, 2).manifest.ranks[0]]
+    assert len(sizes) == 8 and (max(sizes) <= 1000) == (at_once > 1), sizes
+    get, lock, inside, most = Objects.get, threading.Condition(), [0], [0]
+
+    def counted(self, path, *more, **words):
+        if "/delta-" not in path:
+            return get(self, path, *more, **words)
+        with lock:
+            inside[0] += 1
+            most[0] = max(most[0], inside[0])
+            lock.notify_all()
+            assert lock.wait_for(lambda: most[0] >= at_once, 30), f"{most[0]} at a time"
+        try:
+            return get(self, path, *more, **words)
+        finally:
+            with lock:
+                inside[0] -= 1
+    monkeypatch.setattr(Objects, "get", counted)
+    reader.load(newest(reader), image)
+    assert weights.are(image, 2) and most[0] == at_once
 
 
 class TestSignatures:
