@@ -10,6 +10,7 @@ import json
 import re
 import secrets
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any, Dict, List, Mapping, NoReturn, Optional, Tuple
 
 from weightwire.errors import WeightwireError
@@ -41,13 +42,15 @@ class Layout:
     config: str  #: the text of the model's config.json
     ranks: Tuple[Tuple[TensorMeta, ...], ...]
     part_bytes: int = PART_BYTES
-    _parts: Dict[int, List[List[Block]]] = field(default_factory=dict, compare=False, repr=False)
+    _parts: Dict[int, List[List[Block]]] = field(default_factory=dict, init=False, compare=False, repr=False)
 
     def parts(self, rank: int) -> List[List[Block]]:
         """The blocks of each of a rank's parts."""
-        return self._parts.setdefault(rank, parts_of(self.ranks[rank], self.part_bytes))
+        if rank not in self._parts:  # asked for with every part, of models with 100,000 blocks
+            self._parts[rank] = parts_of(self.ranks[rank], self.part_bytes)
+        return self._parts[rank]
 
-    @property
+    @cached_property
     def nbytes(self) -> int:
         return sum(meta.nbytes for rank in self.ranks for meta in rank)
 
@@ -56,7 +59,7 @@ class Layout:
                       "part_bytes": self.part_bytes,
                       "ranks": [[[meta.name, meta.dtype, list(meta.shape)] for meta in rank] for rank in self.ranks]})
 
-    @property
+    @cached_property
     def digest(self) -> str:
         return digest(self.text())
 
