@@ -21,6 +21,7 @@ import random
 import threading
 from contextlib import contextmanager
 from datetime import datetime, timedelta, timezone
+from functools import partial
 from types import SimpleNamespace
 
 import numpy as np
@@ -343,19 +344,25 @@ class Waits:
 
 
 class Inline:
-    """A pool of one, which is the caller."""
+    """A pool of one, which is the caller; what is submitted runs at once, or as late as it can."""
 
-    def __init__(self, _workers: int):
-        pass
+    def __init__(self, random: random.Random, _workers: int):
+        self._random, self._submitted = random, []
 
     def __enter__(self) -> "Inline":
         return self
 
     def __exit__(self, *_: object) -> None:
-        pass
+        for function, arguments in self._submitted:
+            function(*arguments)
 
     def map(self, function, *over):
         return [function(*one) for one in zip(*over)]
+
+    def submit(self, function, *arguments) -> None:
+        if self._random.random() < 0.5:
+            return function(*arguments)
+        self._submitted.append((function, arguments))
 
 
 class Trainer:
@@ -467,7 +474,7 @@ class Simulation:
     def _writer(self, actor: Actor) -> None:
         made = writer_module.Writer(Reader(self.client(actor), workers=1), "{}", group=actor.name, anchor_every=self.anchor_every, part_bytes=400, workers=1)
         made._stop = made._wake = Waits(actor)
-        rank, pool = SimpleNamespace(params=None, serving=None), Inline(1)
+        rank, pool = SimpleNamespace(params=None, serving=None), Inline(self.world.random, 1)
 
         def serve(engine: Actor) -> None:
             """As _follow_fleet does, with one engine."""
@@ -531,7 +538,7 @@ class Simulation:
         draw = SimpleNamespace(uniform=self.world.random.uniform)
         stand_ins = [(module, "time", clock) for module in (retention, writer_module, follower_module)]
         stand_ins += [(module, "random", draw) for module in (writer_module, follower_module)]
-        stand_ins += [(module, "ThreadPoolExecutor", Inline) for module in (reading, uploading, follower_module)]
+        stand_ins += [(module, "ThreadPoolExecutor", partial(Inline, self.world.random)) for module in (reading, uploading, follower_module)]
         stand_ins += [(writer_module, "planner_of", lambda _config, _wwctl: SimpleNamespace(layout=lambda _spec: LAYOUT.ranks)),
                       (uploading, "new_folder", lambda version: f"versions/{version:020d}-{self.world.random.randrange(16**12):012x}"),
                       (follower_module, "Client", self._coordinator),

@@ -25,7 +25,9 @@ from weightwire.store.objects import StoreError
 MAGIC = b"WWSTORE1"
 _CODE, _RAW, _ZSTD = 0, 1, 2
 _LENGTH_MAX = (1 << 24) - 1
-_LEVEL = 1
+#: As server/delta/coder.cc: numbers have no repetitions but by chance, so hardly any is looked for, and the Huffman stage does the work.
+#: Of normal bf16 that is 2.5 times as fast as level 1 alone, and 2 per cent shorter.
+_LEVEL, _HASH_LOG, _MIN_MATCH = 1, 6, 7
 
 #: One block: its dtype and its elements, flat, as bits, in whatever memory they are.
 Piece = Tuple[str, Bits]
@@ -81,7 +83,7 @@ def encode(library: Library, now: Sequence[Piece], base: Optional[Sequence[Piece
     """The object for a part, and the digest of the part's bytes. Without `base` it says everything."""
     out, sums = bytearray(MAGIC), hashlib.sha256()
     code = np.empty(DELTA_BLOCK_BYTES, np.uint8)
-    shorter = _zstd().ZstdCompressor(level=_LEVEL) if base is None else None
+    shorter = _compressor() if base is None else None
     for number, (dtype, piece) in enumerate(now):
         data = raw(piece)
         sums.update(data)
@@ -148,6 +150,12 @@ def _unpack(body: Bits, piece: Bits, where: str) -> None:
 
 def _damaged(where: str, what: str) -> StoreError:
     return StoreError(f"{where}: {what}", kind="damaged", remedy="`wwctl store verify` finds all that is damaged; the next anchor is whole")
+
+
+def _compressor() -> Any:
+    zstd = _zstd()
+    return zstd.ZstdCompressor(compression_params=zstd.ZstdCompressionParameters.from_level(
+        _LEVEL, hash_log=_HASH_LOG, min_match=_MIN_MATCH))
 
 
 def _zstd() -> Any:
