@@ -82,7 +82,7 @@ def content_of(pieces: Sequence[Piece]) -> str:
 def encode(library: Library, now: Sequence[Piece], base: Optional[Sequence[Piece]]) -> Tuple[bytearray, str]:
     """The object for a part, and the digest of the part's bytes. Without `base` it says everything."""
     out, sums = bytearray(MAGIC), hashlib.sha256()
-    code = np.empty(DELTA_BLOCK_BYTES, np.uint8)
+    code, planes = np.empty(DELTA_BLOCK_BYTES, np.uint8), np.empty(DELTA_BLOCK_BYTES, np.uint8)
     shorter = _compressor() if base is None else None
     for number, (dtype, piece) in enumerate(now):
         data = raw(piece)
@@ -91,8 +91,7 @@ def encode(library: Library, now: Sequence[Piece], base: Optional[Sequence[Piece
         if base is not None and (size := library.delta_encode(dtype, base[number][1], piece, code)):
             kind, body = _CODE, code[:size].data
         elif shorter is not None:
-            planes = np.ascontiguousarray(np.frombuffer(data, np.uint8).reshape(-1, piece.itemsize).T)
-            packed = shorter.compress(planes)
+            packed = shorter.compress(_to_planes(piece, planes, code))
             if len(packed) < len(data):
                 kind, body = _ZSTD, memoryview(packed)
         out += (len(body) | kind << 24).to_bytes(4, "little")
@@ -105,6 +104,7 @@ def decode(library: Library, data: Any, pieces: Sequence[Piece], *, whole: bool,
 
     StoreError (damaged): it is no such object; some blocks may have changed."""
     view, sums = memoryview(data), hashlib.sha256()
+    longer = None
     at = len(MAGIC)
     if view[:at] != MAGIC:
         raise _damaged(where, "it does not begin as a part does")
@@ -124,7 +124,8 @@ def decode(library: Library, data: Any, pieces: Sequence[Piece], *, whole: bool,
             except CheckpointError as error:
                 raise _damaged(where, str(error.args[0])) from error
         elif kind == _ZSTD:
-            _unpack(body, piece, where)
+            longer = longer or _zstd().ZstdDecompressor()
+            _unpack(longer, body, piece, where)
         else:
             raise _damaged(where, f"a block of kind {kind} and {length} bytes stands for {into.nbytes} bytes")
         sums.update(into.data)
@@ -133,19 +134,35 @@ def decode(library: Library, data: Any, pieces: Sequence[Piece], *, whole: bool,
     return sums.hexdigest()
 
 
-def _unpack(body: Bits, piece: Bits, where: str) -> None:
+def _to_planes(piece: Bits, into: Bits, scratch: Bits) -> Bits:
+    """All lowest bytes of the elements first, then all next ones. Shifted rather than taken by strides, which is four times slower."""
+    planes, shifted = into[:piece.nbytes].reshape(piece.itemsize, -1), scratch[:piece.nbytes].view(piece.dtype)
+    np.copyto(planes[0], piece, casting="unsafe")
+    for place in range(1, piece.itemsize):
+        np.right_shift(piece, 8 * place, out=shifted)
+        np.copyto(planes[place], shifted, casting="unsafe")
+    return into[:piece.nbytes]
+
+
+def _from_planes(planes: Bits, piece: Bits) -> None:
+    planes = planes.reshape(piece.itemsize, -1)
+    np.copyto(piece, planes[-1], casting="unsafe")
+    for place in range(piece.itemsize - 2, -1, -1):
+        np.left_shift(piece, 8, out=piece)
+        np.bitwise_or(piece, planes[place], out=piece)
+
+
+def _unpack(longer: Any, body: Bits, piece: Bits, where: str) -> None:
     zstd = _zstd()
     try:
         if zstd.get_frame_parameters(body).content_size != piece.nbytes:
             raise _damaged(where, f"a block is not of {piece.nbytes} bytes")
-        made = np.frombuffer(zstd.ZstdDecompressor().decompress(body), np.uint8)
+        made = np.frombuffer(longer.decompress(body), np.uint8)
     except zstd.ZstdError as error:
         raise _damaged(where, str(error)) from error
     if made.nbytes != piece.nbytes:
         raise _damaged(where, f"a block is not of {piece.nbytes} bytes")
-    out = piece.view(np.uint8).reshape(-1, piece.itemsize)
-    for place, plane in enumerate(made.reshape(piece.itemsize, -1)):  # one at a time: a transposed copy is four times slower
-        out[:, place] = plane
+    _from_planes(made, piece)
 
 
 def _damaged(where: str, what: str) -> StoreError:
