@@ -134,8 +134,7 @@ def entry(name: str, node) -> list[str]:
         if isinstance(method, ast.AsyncFunctionDef) and not text_of(method):
             same.append(f"`{method.name}`")
             continue
-        is_value = decorated(method, "property") or decorated(method, "cached_property")
-        shown = f"{method.name}: {ast.unparse(method.returns)}" if is_value and method.returns else signature(method)
+        shown = f"{method.name}: {ast.unparse(method.returns)}" if decorated(method, "property", "cached_property") and method.returns else signature(method)
         said = text_of(method)
         out += [f"**`{shown}`**", *prose(said)]
     return out + ([f"Coroutines that take and return what the methods of weightwire.{name} do: {', '.join(same)}."] if same else [])
