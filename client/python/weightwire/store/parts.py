@@ -146,10 +146,12 @@ def _to_planes(piece: Bits, into: Bits, scratch: Bits) -> Bits:
 
 def _from_planes(planes: Bits, piece: Bits) -> None:
     planes = planes.reshape(piece.itemsize, -1)
-    np.copyto(piece, planes[-1], casting="unsafe")
-    for place in range(piece.itemsize - 2, -1, -1):
-        np.left_shift(piece, 8, out=piece)
-        np.bitwise_or(piece, planes[place], out=piece)
+    if len(planes) == 1:
+        return np.copyto(piece, planes[0])
+    made = planes[-1].astype(piece.dtype)
+    for place in range(piece.itemsize - 2, -1, -1):  # each element of the piece is written once, as what it is to be
+        np.left_shift(made, 8, out=made)
+        np.bitwise_or(made, planes[place], out=piece if place == 0 else made)
 
 
 def _unpack(longer: Any, body: Bits, piece: Bits, where: str) -> None:
