@@ -82,7 +82,7 @@ def content_of(pieces: Sequence[Piece]) -> str:
 def encode(library: Library, now: Sequence[Piece], base: Optional[Sequence[Piece]]) -> Tuple[bytearray, str]:
     """The object for a part, and the digest of the part's bytes. Without `base` it says everything."""
     out, sums = bytearray(MAGIC), hashlib.sha256()
-    code, planes = np.empty(DELTA_BLOCK_BYTES, np.uint8), np.empty(DELTA_BLOCK_BYTES, np.uint8)
+    code, planes = np.empty(DELTA_BLOCK_BYTES, np.uint8), np.empty(DELTA_BLOCK_BYTES, np.uint8)  # for each block anew
     shorter = _compressor() if base is None else None
     for number, (dtype, piece) in enumerate(now):
         data = raw(piece)
@@ -91,7 +91,7 @@ def encode(library: Library, now: Sequence[Piece], base: Optional[Sequence[Piece
         if base is not None and (size := library.delta_encode(dtype, base[number][1], piece, code)):
             kind, body = _CODE, code[:size].data
         elif shorter is not None:
-            packed = shorter.compress(_to_planes(piece, planes, code))
+            packed = shorter.compress(_to_planes(piece, planes, scratch=code))
             if len(packed) < len(data):
                 kind, body = _ZSTD, memoryview(packed)
         out += (len(body) | kind << 24).to_bytes(4, "little")
@@ -104,7 +104,6 @@ def decode(library: Library, data: Any, pieces: Sequence[Piece], *, whole: bool,
 
     StoreError (damaged): it is no such object; some blocks may have changed."""
     view, sums = memoryview(data), hashlib.sha256()
-    longer = None
     at = len(MAGIC)
     if view[:at] != MAGIC:
         raise _damaged(where, "it does not begin as a part does")
@@ -124,8 +123,7 @@ def decode(library: Library, data: Any, pieces: Sequence[Piece], *, whole: bool,
             except CheckpointError as error:
                 raise _damaged(where, str(error.args[0])) from error
         elif kind == _ZSTD:
-            longer = longer or _zstd().ZstdDecompressor()
-            _unpack(longer, body, piece, where)
+            _unpack(body, piece, where)
         else:
             raise _damaged(where, f"a block of kind {kind} and {length} bytes stands for {into.nbytes} bytes")
         sums.update(into.data)
@@ -154,12 +152,12 @@ def _from_planes(planes: Bits, piece: Bits) -> None:
         np.bitwise_or(made, planes[place], out=piece if place == 0 else made)
 
 
-def _unpack(longer: Any, body: Bits, piece: Bits, where: str) -> None:
+def _unpack(body: Bits, piece: Bits, where: str) -> None:
     zstd = _zstd()
     try:
         if zstd.get_frame_parameters(body).content_size != piece.nbytes:
             raise _damaged(where, f"a block is not of {piece.nbytes} bytes")
-        made = np.frombuffer(longer.decompress(body), np.uint8)
+        made = np.frombuffer(zstd.ZstdDecompressor().decompress(body), np.uint8)
     except zstd.ZstdError as error:
         raise _damaged(where, str(error)) from error
     if made.nbytes != piece.nbytes:
