@@ -87,8 +87,8 @@ def read(folder, version: int | None = None) -> list[dict[str, tuple[str, tuple,
                     word = int.from_bytes(data[place:place + 4], "little")
                     body = data[place + 4:place + 4 + (word & 0xFFFFFF)]
                     place += 4 + len(body)
-                    if word >> 24 == 0:
-                        apply_code(body, block)
+                    if word >> 24 in (0, 3):
+                        apply_code(body, block if word >> 24 == 0 else np.multiply(block, 0, out=block))
                     elif word >> 24 == 1:
                         block[...] = np.frombuffer(body, block.dtype)
                     else:

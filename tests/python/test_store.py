@@ -99,6 +99,36 @@ def test_every_version_comes_back_bit_for_bit(url):
     assert [one.error for one in verify(reader)] == [""] * 10
 
 
+@pytest.mark.parametrize("share, kind, of_the_bytes", [(0, 3, 0.002), (0.01, 3, 0.03), (0.3, 2, 0.6)])
+def test_blocks_that_are_mostly_zeros_come_back_bit_for_bit(tmp_path, share, kind, of_the_bytes):
+    """Of every dtype, with negative zeros and NaNs among them; into memory that holds another version, and by the reader that shares no code."""
+    weights = Weights(LAYOUT)
+    old = [[flat.copy() for flat in flats] for flats in weights.image.flats]
+    for flats in weights.image.flats:
+        for flat in flats:
+            flat[weights.random.random(flat.shape) >= share] = 0
+            flat[1:2], flat[3:4] = 1 << (8 * flat.itemsize - 1), 2 ** (8 * flat.itemsize) - 1
+    reader, image = Reader(Objects(f"file://{tmp_path}/store")), Image.empty(LAYOUT)
+    uploader = Uploader(reader, LAYOUT)
+    assert uploader.adopt() is None
+    weights.store(uploader, 1)
+    for flats, before in zip(image.flats, old, strict=True):
+        for flat, other in zip(flats, before, strict=True):
+            flat[...] = other
+    reader.load(newest(reader), image)
+    assert weights.are(image, 1)
+    assert [[data for _, _, data in rank.values()] for rank in store_reader.read(tmp_path / "store")] == weights.versions[1]
+    lengths: dict[int, int] = {}
+    for path in (tmp_path / "store").glob("versions/*/anchor-*-*"):
+        data, place = path.read_bytes(), 8
+        while place < len(data):
+            word = int.from_bytes(data[place:place + 4], "little")
+            lengths[word >> 24] = lengths.get(word >> 24, 0) + (word & 0xFFFFFF)
+            place += 4 + (word & 0xFFFFFF)
+    assert max(lengths, key=lengths.__getitem__) == kind and sum(lengths.values()) < of_the_bytes * LAYOUT.nbytes
+    assert [one.error for one in verify(reader)] == [""]
+
+
 def test_a_reader_that_shares_no_code_reads_the_same(tmp_path):
     weights, _ = filled(f"file://{tmp_path}/store", 6, 3, LAYOUT)
     assert len((ROOT / "tests/python/store_reader.py").read_text().splitlines()) <= 100
