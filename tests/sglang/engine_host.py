@@ -1,7 +1,9 @@
 """A real SGLang engine in a process of its own, for `Engine.shutdown` ends every child of its process. One JSON object a line:
 {"do": name, …} on stdin, {"answer": …} or {"error": …} on stdout.
 
-    python engine_host.py MODEL TP
+    python engine_host.py MODEL TP [OPTIONS]
+
+OPTIONS: more of sglang.Engine, as JSON. On a host that is not an engine's first the engine is made, and nothing is asked of it.
 """
 
 import asyncio
@@ -13,12 +15,12 @@ PROMPTS = [[5, 6, 7, 8, 9, 10], [900, 3, 77], list(range(100, 140)), [512] * 5]
 
 
 class Host:
-    def __init__(self, model: str, tp: int):
-        os.environ.update(SGLANG_USE_CPU_ENGINE="1", SGLANG_NCCL_SO_PATH="/nonexistent",
-                          SGLANG_CPU_OMP_THREADS_BIND="|".join(map(str, range(tp))))
+    def __init__(self, model: str, tp: int, **options):
+        os.environ.update(SGLANG_USE_CPU_ENGINE="1", SGLANG_NCCL_SO_PATH="/nonexistent")
+        os.environ.setdefault("SGLANG_CPU_OMP_THREADS_BIND", "|".join(map(str, range(tp))))
         import sglang
         self.engine = sglang.Engine(model_path=model, device="cpu", attention_backend="torch_native", tp_size=tp, dtype="bfloat16",
-                                    skip_tokenizer_init=True, max_total_tokens=4096, max_running_requests=8, log_level="warning")
+                                    skip_tokenizer_init=True, max_total_tokens=4096, max_running_requests=8, log_level="warning", **options)
         self.running = None
 
     @staticmethod
@@ -65,11 +67,24 @@ class Host:
         import weightwire.sglang as ww
         ww.update(self.engine, ww.ticket(engine, checkpoint, version, agent=agent, deadline=deadline, **more), pause=pause)
 
+    def send_tickets_that_differ(self, engine, checkpoint, version, agent):
+        """Of each ticket that the second rank cannot read, or that is another one there: what SGLang answers, within 30 s."""
+        import weightwire.sglang as ww
+        from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqInput
+        good, other = (self.engine._serialize_tensors_per_rank(ww.ticket(engine, checkpoint, number, agent=agent), ww.LOADER)[0]
+                       for number in (version, version - 1))
+        said = []
+        for payloads in ([good], [good, other], [good, good[:-9]]):
+            request = UpdateWeightsFromTensorReqInput(serialized_named_tensors=payloads, load_format=ww.LOADER, flush_cache=False)
+            answers = self.engine.loop.run_until_complete(asyncio.wait_for(ww._ask(self.engine.tokenizer_manager, request), 30))
+            said += [[answer.success, answer.message] for answer in answers]
+        return said
+
 
 def main() -> None:
     out = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # what SGLang prints is no answer
-    host = Host(sys.argv[1], int(sys.argv[2]))
+    host = Host(sys.argv[1], int(sys.argv[2]), **json.loads(sys.argv[3] if len(sys.argv) > 3 else "{}"))
     print(json.dumps({"answer": "ready"}), file=out, flush=True)
     for line in sys.stdin:
         command = json.loads(line)

@@ -22,9 +22,9 @@ ENGINE = "engine-a"
 
 
 class Host:
-    def __init__(self, model, tp):
-        self._process = subprocess.Popen([sys.executable, str(HERE / "engine_host.py"), str(model), str(tp)], stdin=subprocess.PIPE,
-                                         stdout=subprocess.PIPE, text=True, start_new_session=True)
+    def __init__(self, model, tp, env=None, **options):
+        self._process = subprocess.Popen([sys.executable, str(HERE / "engine_host.py"), str(model), str(tp), json.dumps(options)],
+                                         stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, start_new_session=True, env=env)
         assert self._answer() == {"answer": "ready"}
 
     def _answer(self):
@@ -101,6 +101,19 @@ def test_versions_arrive_on_the_engines_gpu(tp, layout, checkpoint, tmp_path, mo
             assert said(host("answers")) == want[seed], f"version {version}"
     cuda.back()
     assert hub.stop() == 0
+
+
+def test_a_ticket_that_one_rank_cannot_read_is_refused_by_all_and_the_engine_answers_on(checkpoint, daemon):
+    now = load_file(f"{checkpoint(1)}/model.safetensors")
+    with contextlib.closing(Host(checkpoint(0), 2)) as host, \
+            weightwire.torch.Publisher(lambda: now.items(), rank=0, world_size=1, agent=daemon.agent_socket) as trainer:
+        started = said(host("answers", afresh=True))
+        trainer.publish(1)
+        answers = host("send_tickets_that_differ", engine=ENGINE, checkpoint=checkpoint(0), version=1, agent=daemon.agent_socket)
+        assert answers == [[False, "another rank could not read its ticket, as its log says, or was sent another one"]] * 3
+        assert said(host("answers", afresh=True)) == started
+        host("update", engine=ENGINE, checkpoint=checkpoint(0), version=1, agent=daemon.agent_socket, deadline=60)
+        assert said(host("answers", afresh=True)) != started
 
 
 @pytest.mark.parametrize("tp", [1, 2])

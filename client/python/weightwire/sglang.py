@@ -18,6 +18,7 @@ import pickle
 import threading
 import time
 import weakref
+import zlib
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Callable, Sequence, cast
@@ -248,12 +249,14 @@ def _around_manager(original: Callable[..., Any], manager: Any, request: Any) ->
         return original(manager, request)
     from sglang.srt.managers.io_struct import UpdateWeightsFromTensorReqOutput
     try:
-        order = _order_of(manager.tp_worker.deserialize_own_rank(request.serialized_named_tensors))
+        order, why = _read(lambda: _order_of(manager.tp_worker.deserialize_own_rank(request.serialized_named_tensors)))
+        if order is None:
+            return UpdateWeightsFromTensorReqOutput(success=False, message=why)
         if order.ask:
             _, runner = manager.tp_worker.weight_update_runners()[0]
             ready, why = _answer(order, runner.weight_updater.get_model())
             return UpdateWeightsFromTensorReqOutput(success=ready, message=why)
-    except Exception as error:  # whatever it is, every rank of the engine was sent the same
+    except Exception as error:  # the same on every rank: they have read the same ticket
         log.exception("weightwire: a ticket")
         return UpdateWeightsFromTensorReqOutput(success=False, message=f"{type(error).__name__}: {error}")
     answer = original(manager, request)
@@ -265,6 +268,29 @@ def _around_manager(original: Callable[..., Any], manager: Any, request: Any) ->
     if rank is not None:
         _hold(manager.scheduler, rank)
     return answer
+
+
+def _read(ticket: Callable[[], Ticket]) -> tuple[Ticket | None, str]:
+    """What every rank has read; None, and why, on all ranks where one could not read its own, or was sent another. Each rank is sent a copy, and one
+    that went on alone would hold its scheduler until the others come."""
+    order, why, sum_of = None, "another rank could not read its ticket, as its log says, or was sent another one", 0
+    try:
+        order = ticket()
+        sum_of = 1 + zlib.crc32(json.dumps(asdict(order)).encode())
+    except Exception as error:
+        log.exception("weightwire: a ticket")
+        why = f"{type(error).__name__}: {error}"
+    least, most = _minimum(dist.get_world_size() if dist.is_initialized() else 1, sum_of, -sum_of)
+    return (order, "") if least == -most and least else (None, why)
+
+
+def _minimum(ranks: int, *values: int) -> list[int]:
+    """Of each, over the engine's ranks."""
+    if ranks == 1:
+        return list(values)
+    found = torch.tensor(values)
+    dist.all_reduce(found, op=dist.ReduceOp.MIN, group=_cpu_group())
+    return [int(value) for value in found]
 
 
 def _hold(scheduler: Any, rank: "_Rank") -> None:
@@ -466,7 +492,7 @@ class _Rank:
     def agree(self, state: int) -> int:
         """The least of all ranks; _NOTHING where they hold different versions: one of them is not as far."""
         epoch = self._staged[0].epoch if self._staged else 0
-        least, low, high = self._minimum(state, epoch, -epoch)
+        least, low, high = _minimum(self._world_size, state, epoch, -epoch)
         return min(least, _NOTHING) if low != -high and least == _READY and low else least
 
     def try_install(self, model: Any) -> tuple[bool, str]:
@@ -474,14 +500,14 @@ class _Rank:
         assert self._staged is not None and self._subscriber is not None
         offer, arrays = self._staged
         why = self._put(model, arrays)
-        if self._minimum(int(not why))[0]:
+        if _minimum(self._world_size, int(not why))[0]:
             self._served, self.broken, self.loaded = self._staged, False, label(offer.version, offer.lineage)
             self._acknowledge()
             return True, "Success"
         why = f"version {offer.version} (epoch {offer.epoch}) was not loaded by every rank: {why or 'another rank failed'}"
         before = self._served if self._served and self._subscriber.is_current(self._served[0]) else None
         back = self._put(model, before[1]) if before else "there is none before it"
-        if self._minimum(int(not back))[0] and before is not None:
+        if _minimum(self._world_size, int(not back))[0] and before is not None:
             return False, f"{why}. The engine is on version {before[0].version}"
         self.broken = True
         return False, f"{why}. {_NO_VERSION}: {back or 'another rank cannot go back'}"
@@ -504,14 +530,6 @@ class _Rank:
         if offer.leader and not self._acknowledged:
             threading.Thread(target=_acknowledge, args=(subscriber, offer), name="weightwire-acknowledge", daemon=True).start()
         self._acknowledged = True
-
-    def _minimum(self, *values: int) -> list[int]:
-        """Of each, over the engine's ranks."""
-        if self._world_size == 1:
-            return list(values)
-        found = torch.tensor(values)
-        dist.all_reduce(found, op=dist.ReduceOp.MIN, group=_cpu_group())
-        return [int(value) for value in found]
 
     # ---- without the plug-in
 
