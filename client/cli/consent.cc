@@ -15,17 +15,20 @@ namespace {
 
 std::string Version(uint64_t version) { return "version " + std::to_string(version); }
 
-/// "epoch 7 (version 3, transferring; engine-a, engine-b)"
-std::string EpochText(const v1::StatusResponse& status, uint64_t number) {
+/// "epoch 7 (version 3, transferring; engine-a, engine-b)" and `effect`, which one that has ended
+/// is spared.
+std::string EpochText(const v1::StatusResponse& status, uint64_t number,
+                      const std::string& effect) {
   const std::string text = "epoch " + std::to_string(number);
   for (const auto& epoch : status.epochs()) {
     if (epoch.epoch() != number) continue;
     const auto engines = EpochEngines(status).Of(epoch);
     return text + " (" + Version(epoch.version()) + ", " +
            Word(v1::EpochPhase_Name(epoch.phase()), "EPOCH_PHASE_") + "; " +
-           (engines.empty() ? "no engine" : FirstOf(engines)) + ")";
+           (engines.empty() ? "no engine" : FirstOf(engines)) + ") " +
+           (Ended(epoch) ? "has ended: it stays as it is" : effect);
   }
-  return text + ", which the coordinator does not list";
+  return text + ", which the coordinator does not list, " + effect;
 }
 
 }  // namespace
@@ -63,11 +66,11 @@ std::string RollbackEffect(const v1::StatusResponse& status, uint64_t version) {
 }
 
 std::string AbortEffect(const v1::StatusResponse& status, uint64_t epoch) {
-  return EpochText(status, epoch) + " is aborted; its version may be tried again";
+  return EpochText(status, epoch, "is aborted; its version may be tried again");
 }
 
 std::string CommitEffect(const v1::StatusResponse& status, uint64_t epoch) {
-  return EpochText(status, epoch) + " is committed: its engines flip";
+  return EpochText(status, epoch, "is committed: its engines flip");
 }
 
 std::string EvictEffect(const v1::StatusResponse& status, const std::string& group) {

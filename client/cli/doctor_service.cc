@@ -19,10 +19,6 @@ constexpr double kUnansweredSeconds = 2;  ///< where one process is asked and sh
 constexpr double kClockSeconds = 5;
 constexpr int kAbortsInARow = 3;
 
-bool Ended(const v1::StatusResponse::Epoch& epoch) {
-  return epoch.phase() == v1::EPOCH_PHASE_COMMITTED || epoch.phase() == v1::EPOCH_PHASE_ABORTED;
-}
-
 using Participant = v1::StatusResponse::Participant;
 
 std::string NameOf(const Participant& p) { return p.group() + "/" + std::to_string(p.rank()); }

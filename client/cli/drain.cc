@@ -25,17 +25,14 @@ Result<std::string> RunDrain(Connection connection, const DrainCommand& command)
   WW_ASSIGN(const v1::DrainResponse drained, connection.Drain(command.name, command.undo));
   const std::string engines =
       drained.engines().empty() ? "no engine is there" : Joined(drained.engines());
-  if (command.undo) return command.name + " takes part again: " + engines + "\n";
+  const std::string others = engines == command.name ? "" : " (" + engines + ")";
+  if (command.undo) return command.name + " takes part again" + others + "\n";
   const auto end =
       std::chrono::steady_clock::now() + std::chrono::duration<double>(command.wait_seconds);
   while (true) {
     WW_ASSIGN(const v1::StatusResponse status, connection.GetStatus(kEnginesOnly));
     const std::string busy = BusyOf(status, drained);
-    if (busy.empty()) {
-      const bool itself = engines == command.name;
-      return command.name + " is drained; safe to stop" + (itself ? "" : " (" + engines + ")") +
-             "\n";
-    }
+    if (busy.empty()) return command.name + " is drained; safe to stop" + others + "\n";
     if (std::chrono::steady_clock::now() >= end) {
       return Fail(
           Status(Code::kDeadlineExceeded, Reason::kDeadlineExceeded,

@@ -10,6 +10,7 @@
 #include <type_traits>
 
 #include "server/daemon/listen_address.h"
+#include "server/tls/certificate.h"
 
 namespace weightwire::cli {
 namespace {
@@ -154,11 +155,24 @@ Status GlobalOptions::SettleTls() {
   // gRPC would log what its own threads find, and the call would fail as if nobody listened.
   for (const Setting& setting : settings_) {
     if (&setting == &settings_.front() || setting.value == &files_.server_name) continue;
-    if (setting.value->empty() || access(setting.value->c_str(), R_OK) == 0) continue;
-    return Usage((setting.flagged() ? setting.flag->get_name() : setting.variable) + ": " +
-                 *setting.value + ": " + std::strerror(errno));
+    if (setting.value->empty()) continue;
+    const std::string why = access(setting.value->c_str(), R_OK) != 0
+                                ? *setting.value + ": " + std::strerror(errno)
+                                : WhyNotHeld(*setting.value);
+    if (why.empty()) continue;
+    return Usage((setting.flagged() ? setting.flag->get_name() : setting.variable) + ": " + why);
   }
   return OkStatus();
+}
+
+std::string GlobalOptions::WhyNotHeld(const std::string& path) const {
+  Status status;
+  if (&path == &files_.key) {  // one file may be both
+    status = tls::CheckKeyOf(files_.cert, path);
+  } else if (&path != &files_.token) {
+    status = tls::CheckCertificate(path);
+  }
+  return status.message();
 }
 
 Status GlobalOptions::SettleOutput() {

@@ -51,6 +51,8 @@ class GlobalOptions {
                   std::string& value, const char* group);
   Status SettleAddress();
   Status SettleTls();
+  /// Why a file, named by one of `files_`, does not hold what that one is for; empty: it does.
+  std::string WhyNotHeld(const std::string& path) const;
   Status SettleOutput();
 
   CLI::App& app_;

@@ -77,6 +77,10 @@ std::string JsonArray(const Messages& messages) {
 
 }  // namespace
 
+bool Ended(const v1::StatusResponse::Epoch& epoch) {
+  return epoch.phase() == v1::EPOCH_PHASE_COMMITTED || epoch.phase() == v1::EPOCH_PHASE_ABORTED;
+}
+
 std::string ProgressText(const v1::StatusResponse::Epoch& epoch) {
   if (epoch.phase() != v1::EPOCH_PHASE_TRANSFERRING || epoch.bytes_total() == 0) return "";
   const auto done = static_cast<double>(epoch.bytes_done());
@@ -142,7 +146,8 @@ std::string EnginesText(const v1::StatusResponse& status, const View& view) {
                            e.last_error().empty() ? "-" : e.last_error()});
     table.Add(std::move(row));
   }
-  const std::string text = table.Text(view.wide ? 0 : view.columns);
+  const size_t columns = view.wide ? 0 : view.columns;
+  const std::string text = view.errors_cut ? table.Text(columns) : table.TextWithReasons(columns);
   if (all) return text;
   const auto ready = std::count_if(engines.begin() + static_cast<std::ptrdiff_t>(shown),
                                    engines.end(), [](const auto* e) { return e->ready(); });
@@ -179,7 +184,7 @@ std::string EpochsText(const v1::StatusResponse& status, const View& view) {
                FirstOf(names.Of(e)) + (left_out.empty() ? "" : " without " + FirstOf(left_out)),
                OutcomeText(e)});
   }
-  return table.Text(view.columns);
+  return table.TextWithReasons(view.columns);
 }
 
 std::string EpochsPageText(const v1::StatusResponse& status, const View& view) {

@@ -9,11 +9,13 @@ namespace weightwire::cli {
 
 /// How much of a table is shown.
 struct View {
-  bool wide = false;   ///< every column, nothing cut
-  size_t columns = 0;  ///< of the screen; 0: no limit
-  size_t rows = 0;     ///< at most; engines that need somebody come first; 0: all
+  bool wide = false;        ///< every column, nothing cut
+  size_t columns = 0;       ///< of the screen; 0: no limit
+  size_t rows = 0;          ///< at most; engines that need somebody come first; 0: all
+  bool errors_cut = false;  ///< an engine's takes one line, whatever its last error is
 };
 
+bool Ended(const v1::StatusResponse::Epoch& epoch);
 /// "63 % of 129 MB at 81.3 MB/s, about 590.0 ms left"; empty where no bytes move.
 std::string ProgressText(const v1::StatusResponse::Epoch& epoch);
 /// "changes 15.8 MB for 988 MB, 3.1 % of its elements"; empty where nothing was made of changes.

@@ -6,25 +6,44 @@
 #include <cstdint>
 #include <cstdio>
 #include <ctime>
+#include <numeric>
+#include <sstream>
 
 namespace weightwire::cli {
 namespace {
 
 constexpr size_t kCellMin = 6;
 constexpr size_t kGap = 2;
+constexpr size_t kIndent = 4;  ///< of a reason below its row
+constexpr size_t kReasonLines = 3;
 
 bool StartsCharacter(char c) { return (static_cast<unsigned char>(c) & 0xC0U) != 0x80U; }
 
+size_t Total(const std::vector<size_t>& widths) {
+  return std::accumulate(widths.begin(), widths.end(), kGap * (widths.size() - 1));
+}
+
 /// Takes from the widest columns until a line fits, or all are as narrow as they may be.
 void Fit(std::vector<size_t>& widths, size_t columns) {
-  size_t total = kGap * (widths.size() - 1);
-  for (const size_t width : widths) total += width;
+  size_t total = Total(widths);
   while (total > columns) {
     size_t& widest = *std::max_element(widths.begin(), widths.end());
     if (widest <= kCellMin) return;
     --widest;
     --total;
   }
+}
+
+/// As many cells of `row` as there are widths.
+std::string Line(const std::vector<std::string>& row, const std::vector<size_t>& widths) {
+  std::string line;
+  for (size_t i = 0; i < widths.size(); ++i) {
+    const std::string cell = Cut(row[i], widths[i]);
+    line.append(cell).append(widths[i] - Width(cell) + kGap, ' ');
+  }
+  line.erase(line.find_last_not_of(' ') + 1);
+  line.push_back('\n');
+  return line;
 }
 
 }  // namespace
@@ -42,23 +61,54 @@ std::string Cut(const std::string& text, size_t columns) {
   return "";
 }
 
-std::string Table::Text(size_t columns) const {
+std::string Wrapped(const std::string& text, size_t columns, size_t lines) {
+  if (columns == 0) return text;
+  std::istringstream in(text);
+  std::vector<std::string> out(1);
+  for (std::string word; in >> word;) {
+    if (!out.back().empty() && Width(out.back()) + 1 + Width(word) > columns) out.emplace_back();
+    if (!out.back().empty()) out.back().push_back(' ');
+    out.back().append(word);
+  }
+  std::string wrapped;
+  for (size_t i = 0; i < std::min(out.size(), lines); ++i) {
+    const bool cut = i + 1 == lines && out.size() > lines;
+    if (i > 0) wrapped.push_back('\n');
+    wrapped.append(Cut(out[i].append(cut ? " …" : ""), columns));
+  }
+  return wrapped;
+}
+
+std::vector<size_t> Table::Widths() const {
   std::vector<size_t> widths(rows_.front().size(), 0);
   for (const auto& row : rows_) {
     for (size_t i = 0; i < widths.size(); ++i) widths[i] = std::max(widths[i], Width(row[i]));
   }
+  return widths;
+}
+
+std::string Table::Text(size_t columns) const {
+  std::vector<size_t> widths = Widths();
   if (columns != 0) Fit(widths, columns);
   std::string text;
-  for (const auto& row : rows_) {
-    std::string line;
-    for (size_t i = 0; i < widths.size(); ++i) {
-      const std::string cell = Cut(row[i], widths[i]);
-      line += cell + std::string(widths[i] - Width(cell) + kGap, ' ');
+  for (const auto& row : rows_) text += Line(row, widths);
+  return text + (rows_.size() == 1 ? "(none)\n" : "");
+}
+
+std::string Table::TextWithReasons(size_t columns) const {
+  std::vector<size_t> widths = Widths();
+  if (columns == 0 || Total(widths) <= columns) return Text(columns);
+  widths.pop_back();
+  Fit(widths, columns);
+  std::string text = Line(rows_.front(), widths);
+  for (auto row = rows_.begin() + 1; row != rows_.end(); ++row) {
+    text += Line(*row, widths);
+    if (row->back().empty() || row->back() == "-") continue;
+    std::istringstream reason(Wrapped(row->back(), columns - kIndent, kReasonLines));
+    for (std::string line; std::getline(reason, line);) {
+      text.append(kIndent, ' ').append(line).push_back('\n');
     }
-    line.erase(line.find_last_not_of(' ') + 1);
-    text += line + "\n";
   }
-  if (rows_.size() == 1) text += "(none)\n";
   return text;
 }
 

@@ -18,8 +18,14 @@ class Table {
   /// Lines end with '\n', without trailing spaces. "(none)" below the header when there is no row.
   /// With `columns`, lines are no longer than that if it can be done: the longest cells are cut.
   std::string Text(size_t columns = 0) const;
+  /// The same, but where a line would be longer, what the last column says of a row (a reason; "-":
+  /// nothing) stands in lines of its own below it, at most three: cut to a few letters it says
+  /// nothing.
+  std::string TextWithReasons(size_t columns) const;
 
  private:
+  std::vector<size_t> Widths() const;
+
   std::vector<std::vector<std::string>> rows_;
 };
 
@@ -52,6 +58,8 @@ std::string FirstOf(const Words& words, int shown = 3, uint32_t more = 0) {
 size_t Width(const std::string& text);
 /// At most `columns` of them, the last one "…" if some are left out; UTF-8 sequences stay whole.
 std::string Cut(const std::string& text, size_t columns);
+/// `text` in lines of at most `columns` (0: one line), broken at spaces; at most `lines` of them.
+std::string Wrapped(const std::string& text, size_t columns, size_t lines);
 /// "ENGINE_STATE_SERVING" without its prefix → "serving".
 std::string Word(std::string name, std::string_view prefix);
 /// "2026-11-23 01:02:03" in local time; "-" for 0.

@@ -29,23 +29,6 @@ constexpr const char* kClearLine = "\x1b[K";
 constexpr const char* kClearBelow = "\x1b[J";
 constexpr const char* kClear = "\x1b[2J";
 
-/// `text` in lines of at most `columns`, broken at spaces; at most `lines` of them.
-std::string Wrapped(const std::string& text, size_t columns, size_t lines) {
-  if (columns == 0) return text;
-  std::istringstream in(text);
-  std::vector<std::string> out(1);
-  for (std::string word; in >> word;) {
-    if (!out.back().empty() && Width(out.back()) + 1 + Width(word) > columns) out.emplace_back();
-    out.back() += (out.back().empty() ? "" : " ") + word;
-  }
-  std::string wrapped;
-  for (size_t i = 0; i < std::min(out.size(), lines); ++i) {
-    const bool cut = i + 1 == lines && out.size() > lines;
-    wrapped += (i == 0 ? "" : "\n") + Cut(out[i] + (cut ? " …" : ""), columns);
-  }
-  return wrapped;
-}
-
 /// "" without an epoch in progress; else how long it has been in its phase.
 std::string PhaseAge(const v1::StatusResponse& status) {
   for (const auto& epoch : status.epochs()) {
@@ -119,6 +102,7 @@ std::string TopText(const v1::StatusResponse& status, double now_unix_seconds,
     const auto used = static_cast<size_t>(5 + 2 + std::ranges::count(head + waiting, '\n'));
     const size_t left = screen.lines > used ? screen.lines - used : 2;
     engines.rows = std::max<size_t>(1, left - left / 3);
+    engines.errors_cut = true;  // else they would take the room of what is below
     epochs.rows = std::max<size_t>(
         1, left - std::min(engines.rows, static_cast<size_t>(status.engines_size())));
   }

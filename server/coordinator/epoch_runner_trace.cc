@@ -2,13 +2,12 @@
 #include <utility>
 
 #include "server/coordinator/epoch_runner.h"
+#include "server/coordinator/waiting_words.h"
 
 // What is told of epochs that run: to the trace that people ask for, and to the log. Nothing
 // here decides anything.
 namespace weightwire::coordinator {
 namespace {
-
-const char* kKindNames[] = {"", "publish", "fill", "rollback"};
 
 std::string Seconds(double seconds) {
   std::string text = std::to_string(seconds);
@@ -63,7 +62,7 @@ void EpochRunner::Log(const EpochRun& run, std::string text, bool bad) const {
 
 void EpochRunner::NoteBeginning(const EpochRun& run) const {
   Log(run,
-      std::string(kKindNames[static_cast<int>(run.state.spec.kind)]) + " begins, try " +
+      std::string(KindInWords(run.state.spec.kind)) + " begins, attempt " +
           std::to_string(run.attempt) + ", for " + EnginesText(run),
       false);
 }

@@ -6,6 +6,15 @@
 #include <utility>
 
 namespace weightwire::coordinator {
+namespace {
+
+Status NotInProgress(Epoch epoch) {
+  return Status(Code::kNotFound, Reason::kNotRegistered, "no such epoch is in progress")
+      .AtEpoch(epoch)
+      .Remedy("`wwctl epochs` says how each one ended");
+}
+
+}  // namespace
 
 EpochScheduler::EpochScheduler(Services services, CommitRecord committed, Epoch first,
                                JournalId history, std::function<void()> changed)
@@ -156,8 +165,7 @@ void EpochScheduler::LeaveRuns(const Group& group, uint32_t rank, const epoch::M
 Status EpochScheduler::Commit(Epoch epoch) {
   EpochRun* run = runner_.RunOf(epoch);
   if (run == nullptr || run->state.spec.kind != epoch::Kind::kPublish) {
-    return Status(Code::kNotFound, Reason::kNotRegistered, "no such epoch is in progress")
-        .AtEpoch(epoch);
+    return NotInProgress(epoch);
   }
   if (run->state.phase != epoch::Phase::kStaged) {
     return Status(Code::kFailedPrecondition, Reason::kStaleEpoch,
@@ -179,8 +187,7 @@ Status EpochScheduler::Abort(Epoch epoch, const std::string& why) {
   }
   EpochRun* run = runner_.RunOf(epoch);
   if (run == nullptr) {
-    return Status(Code::kNotFound, Reason::kNotRegistered, "no such epoch is in progress")
-        .AtEpoch(epoch);
+    return NotInProgress(epoch);
   }
   if (!run->CanAbort()) {
     return Status(Code::kFailedPrecondition, Reason::kStaleEpoch,

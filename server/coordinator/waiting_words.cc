@@ -71,4 +71,9 @@ std::string_view ReportInWords(std::string_view report) {
 
 std::string_view StateInWords(std::string_view state) { return Or(Find(kStates, state), state); }
 
+std::string_view KindInWords(epoch::Kind kind) {
+  constexpr std::string_view kNames[] = {"", "publish", "fill", "rollback"};
+  return kNames[static_cast<int>(kind)];
+}
+
 }  // namespace weightwire::coordinator

@@ -5,6 +5,7 @@
 #include <algorithm>
 #include <iterator>
 
+#include "server/base/bytes_text.h"
 #include "server/coordinator/waiting_words.h"
 
 namespace weightwire::daemon {
@@ -49,20 +50,21 @@ std::string CoordinatorPage(const coordinator::StatusSnapshot& snapshot) {
        Count(snapshot.agents, "agent"), Count(snapshot.participants_total, "rank"));
   if (!snapshot.journal.empty()) Line(out, "JOURNAL: it {}", snapshot.journal);
   if (!snapshot.deciding) Line(out, "NOT DECIDING: the journal failed; restart this process");
-  Line(out, "\n{:<24} {:<25} {:>8} {:>8} {:>6} {:>7}  {}", "ENGINE", "STATE", "VERSION", "EPOCH",
-       "LAG", "RANKS", "LAST ERROR");
+  Line(out, "\n{:<24} {:<25} {:>8} {:>8} {:>6} {:<5} {:>7}  {}", "ENGINE", "STATE", "VERSION",
+       "EPOCH", "LAG", "READY", "RANKS", "LAST ERROR");
   for (const auto& engine : snapshot.engines) {
-    Line(out, "{:<24} {:<25} {:>8} {:>8} {:>6} {:>3}/{:<3}  {}", engine.name,
+    Line(out, "{:<24} {:<25} {:>8} {:>8} {:>6} {:<5} {:>3}/{:<3}  {}", engine.name,
          std::string(coordinator::StateInWords(coordinator::EngineStateName(engine.state))) +
              (engine.drained ? ", drained" : ""),
-         engine.version.value, engine.serving.value, engine.lag.value, engine.ranks_present,
-         engine.world_size, engine.last_error);
+         engine.version.value, engine.serving.value, engine.lag.value, engine.ready ? "yes" : "no",
+         engine.ranks_present, engine.world_size, engine.last_error);
   }
-  Line(out, "\n{:>8} {:>8} {:<12} {:>10} {:>14}  {}", "EPOCH", "VERSION", "PHASE", "SECONDS",
-       "BYTES", "WHY");
+  Line(out, "\n{:>8} {:<8} {:>8} {:<12} {:>7} {:>10} {:>10}  {}", "EPOCH", "KIND", "VERSION",
+       "PHASE", "ATTEMPT", "BYTES", "SECONDS", "WHY");
   for (const auto& epoch : snapshot.epochs) {
-    Line(out, "{:>8} {:>8} {:<12} {:>10.3f} {:>14}  {}", epoch.epoch.value, epoch.version.value,
-         epoch::PhaseName(epoch.phase), epoch.total_seconds, epoch.bytes,
+    Line(out, "{:>8} {:<8} {:>8} {:<12} {:>7} {:>10} {:>10.3f}  {}", epoch.epoch.value,
+         coordinator::KindInWords(epoch.kind), epoch.version.value, epoch::PhaseName(epoch.phase),
+         epoch.attempt, BytesText(epoch.bytes), epoch.total_seconds,
          epoch.why.ok() ? "" : epoch.why.ToString());
   }
   return out;

@@ -117,6 +117,16 @@ Result<Certificate> ReadCertificate(const std::string& path) {
   return Describe(path, chain.front().get());
 }
 
+Status CheckCertificate(const std::string& path) {
+  auto found = ReadAll(path);
+  return found ? OkStatus() : found.error();
+}
+
+Status CheckKeyOf(const std::string& cert, const std::string& key) {
+  WW_ASSIGN_OR_STATUS(const std::vector<CertificatePtr> chain, ReadAll(cert));
+  return CheckKey(key, chain.front().get());
+}
+
 Result<Certificate> CheckFiles(const TlsFiles& files) {
   WW_ASSIGN(const std::vector<CertificatePtr> chain, ReadAll(files.cert));
   WW_ASSIGN(const Certificate found, Describe(files.cert, chain.front().get()));

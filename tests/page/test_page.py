@@ -253,12 +253,12 @@ def test_hostile_names_are_shown_as_they_are_and_a_lost_coordinator_is_told(brow
 
 
 @contextlib.contextmanager
-def served(*statuses):
+def served(*statuses, plans=()):
     """The page's address over a job by hand: each look at it gets the next one of `statuses`, and the last one again and again."""
     page = (ROOT / "server/daemon/status_page.html").read_text().replace("{{nonce}}", "n")
     documents = [json_format.MessageToJson(status, preserving_proto_field_name=True, always_print_fields_with_no_presence=True, indent=None)
                  for status in statuses]
-    answers = {"/": ("text/html; charset=utf-8", page), "/api/plans": ("application/json", '{"plans": []}'),
+    answers = {"/": ("text/html; charset=utf-8", page), "/api/plans": ("application/json", json.dumps({"plans": plans})),
                "/api/links": ("application/json", '{"epochs": []}')}
 
     class Answer(http.server.BaseHTTPRequestHandler):
@@ -307,6 +307,51 @@ def test_a_wait_outside_a_version_says_for_whom_since_when_and_when_it_is_long(b
         assert re.fullmatch(since, text_of(browser, "since"))
         assert browser.ask("document.title").startswith("⚠ 1 not ready · ⏳ trainer/1" if down else "⏳ trainer/1")
     assert not browser.errors, browser.errors
+
+
+@pytest.mark.parametrize("ready, lags, said", [
+    ((True, True), (0, 0), "2 of 2 readyall on the newest version"), ((True, True), (0, 1), "2 of 2 ready1 of these not on the newest version"),
+    ((True, False), (0, 0), "1 of 2 readythese serve the newest version"), ((True, False), (1, 0), "1 of 2 ready1 of these not on the newest version"),
+    ((False, False), (0, 1), "0 of 2 ready")])
+def test_the_tile_of_engines_says_nothing_of_what_one_serves_that_is_down(browser, ready, lags, said):
+    status = job()
+    for engine, up, lag in zip(status.engines, ready, lags, strict=True):
+        engine.ready, engine.lag_versions = up, lag
+    browser.view(**DESKTOP)
+    with served(status) as url:
+        browser.open(url)
+        browser.until("document.querySelectorAll('#tiles .tile').length === 4")
+        assert browser.ask("[...document.querySelectorAll('#tiles .tile')][1].innerText.replaceAll('\\n', '')") == "Engines" + said
+    assert not browser.errors, browser.errors
+
+
+@pytest.mark.parametrize("view", [DESKTOP, PHONE])
+@pytest.mark.parametrize("targets", [(1,), (1, 2), (1, 64)])
+def test_a_matrix_has_the_width_that_there_is(browser, view, targets):
+    status = job()
+    status.epochs.add(epoch=3, version=3, kind=types_pb2.EPOCH_KIND_PUBLISH, phase=types_pb2.EPOCH_PHASE_COMMITTED, total_seconds=1, plans=[types_pb2.PlanId(high=1)])
+    plans = [{"id": str(i), "engines": [f"engine-{i}"], "certain": True, "source_ranks": 4, "target_ranks": n, "bytes_total": 4 << 20, "copies_total": 9,
+              "source_step": 1, "target_step": max(1, n // 32), "rows": [[1 << 20] * min(n, 32)] * 4} for i, n in enumerate(targets)]
+    browser.view(**view)
+    with served(status, plans=plans) as url:
+        browser.open(url)
+        browser.until(f"document.querySelectorAll('#matrix table').length === {len(targets)}")
+        taken = browser.ask("[...document.querySelectorAll('#matrix table')].map(table => table.getBoundingClientRect().width / table.closest('.scroll').clientWidth)")
+        assert all(part >= .99 for part in taken), taken
+        blocks = browser.ask("[...document.querySelectorAll('#matrix > *')].map(block => block.clientWidth / document.getElementById('matrix').clientWidth)")
+        assert all(part > .4 for part in blocks), blocks
+        assert browser.ask("document.documentElement.scrollWidth <= innerWidth"), "it scrolls sideways"
+    assert not browser.errors, browser.errors
+
+
+def test_before_the_first_version_no_engine_is_called_late(browser):
+    status = coordinator_pb2.StatusResponse(job="j", deciding=True, participants_total=2, trainers_total=1, agents=1)
+    status.engines.add(name="engine-a", state=coordinator_pb2.ENGINE_STATE_EMPTY, ranks_present=1, world_size=1)
+    browser.view(**DESKTOP)
+    with served(status) as url:
+        browser.open(url)
+        browser.until("document.querySelectorAll('.tile').length === 4")
+        assert browser.ask("document.querySelectorAll('.tile')[1].innerText.split('\\n').slice(1)") == ["0 of 1 ready", "no version yet"]
 
 
 @pytest.mark.parametrize("view", [DESKTOP, PHONE])
@@ -385,7 +430,7 @@ def test_a_large_fleet_shows_who_needs_somebody_first_and_no_more_than_fits(brow
     browser.until("document.querySelectorAll('#engines tbody tr').length > 0")
     names = browser.ask(rows)
     assert len(names) == 200 and names[0] == "rollout-07000" and names[1] == "rollout-00000"
-    assert "9999 of 10000 ready1 not on the newest version" in text_of(browser, "tiles") and "10004 ranks4 trainer, 10000 engine" in text_of(browser, "tiles")
+    assert "9999 of 10000 readythese serve the newest version" in text_of(browser, "tiles") and "10004 ranks4 trainer, 10000 engine" in text_of(browser, "tiles")
     assert text_of(browser, "waiting") == "rollout-00000/0, rollout-00001/0 and over 254 more"
     assert "rollout-00000/0 to receive and verify its bytes agent pod-0, pid 0" in text_of(browser, "who")
     notes = browser.ask("document.querySelector('#epochs tbody tr').cells[7].innerText")

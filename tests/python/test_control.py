@@ -48,8 +48,9 @@ def test_a_manual_commit_is_served_only_once_it_is_committed(daemon, client, gro
     assert_serves(groups[1], hf)
     for release in releases:
         release.wait_released(30)
-    with pytest.raises(RefusedError, match="no such epoch is in progress"):
+    with pytest.raises(RefusedError, match="no such epoch is in progress") as refused:
         client.abort(staged.epoch)
+    assert refused.value.remedy == "`wwctl epochs` says how each one ended"
     with pytest.raises(StaleError, match="decided"):
         client.wait_staged(1, timeout=30)
 

@@ -31,6 +31,20 @@ def test_the_image_says_of_what_source_it_is():
         assert labelled.index(f"ARG {argument}=\n") < labelled.index(label)
 
 
+def test_the_version_is_said_once_and_is_that_of_every_part():
+    """A stage sees an argument from before the first one only where it names it."""
+    (version,) = re.findall(r"^project\(weightwire VERSION (\S+) ", (ROOT / "CMakeLists.txt").read_text(), re.M)
+    told = [line for line in TEXT.splitlines() if version in line and not line.startswith("#")]
+    assert told == [f"ARG WEIGHTWIRE_VERSION={version}"] and told[0] in stages()[""]
+    used = {name for name, text in stages().items() if "$WEIGHTWIRE_VERSION" in text}
+    assert used == {"common", "cpu", "production"}
+    for name in used:
+        assert stages()[name].index("ARG WEIGHTWIRE_VERSION\n") < stages()[name].index("$WEIGHTWIRE_VERSION"), name
+    assert f'\nversion = "{version}"\n' in (ROOT / "client/python/pyproject.toml").read_text()
+    chart = (ROOT / "helm/weightwire/Chart.yaml").read_text()
+    assert f"\nversion: {version}\nappVersion: {version}\n" in chart
+
+
 @pytest.mark.parametrize("repository, told, given, revision", [
     (False, "abc", "", "abc"), (False, "", "", "unknown"), (False, "abc", "def", "def"), (True, "abc", "", "its own"), (True, "", "def", "def")])
 def test_a_build_knows_its_revision(tmp_path, repository, told, given, revision):

@@ -89,7 +89,7 @@ def test_undo_brings_an_agent_and_its_engine_back(job):
         drained = next(e for e in client.status().engines if e.name == "engine-1")
         assert drained.drained and drained.busy_with == () and drained.version == 1 and not drained.ready
     undone = wwctl(job, "drain", "pod-1", "--undo")
-    assert undone.returncode == 0 and "takes part again: engine-1" in undone.stdout
+    assert undone.returncode == 0 and undone.stdout == "pod-1 takes part again (engine-1)\n"
     job.serve_everywhere()
     job.release_next()
 

@@ -103,6 +103,11 @@ def test_the_document_is_the_status_that_wwctl_gets(daemon, groups):
     assert page.engines == message.engines and len(page.participants) == 6 and page.trainers_total == 4
     assert [(list(e.engine_runs), list(e.engines)) for e in page.epochs] == [([0, 1], [])], "engines by number"
     text = get(daemon, "/status")
+    words = [line.split() for line in text[2].splitlines()]
+    assert ["ENGINE", "STATE", "VERSION", "EPOCH", "LAG", "READY", "RANKS", "LAST", "ERROR"] in words and \
+        ["engine-a", "serving", "4", "1", "0", "yes", "2/2"] in words, "the columns of `wwctl engines -o wide`"
+    (row,) = [line for line in words if line[:3] == ["1", "publish", "4"]]
+    assert row[3] in ("committing", "committed") and row[4] == "1" and row[6] in ("kB", "MB"), "those of `wwctl epochs`"
     assert text[0] == 200 and text[1]["Content-Type"].startswith("text/plain") and text[2].startswith("idle: all engines serve version 4\n")
     assert "default-src 'none'" in text[1]["Content-Security-Policy"]
 

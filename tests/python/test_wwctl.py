@@ -1,14 +1,17 @@
 """wwctl at a terminal: its options, top, completion, and its reference in docs/wwctl.md (UPDATE_DOCS=1 writes it)."""
 
 import contextlib
+import fcntl
 import json
 import os
 import pty
 import re
 import select
 import signal
+import struct
 import subprocess
 import sys
+import termios
 import time
 from concurrent.futures import ThreadPoolExecutor
 
@@ -188,6 +191,21 @@ def test_a_file_of_the_environment_that_is_not_there_is_named_before_anybody_is_
     assert (done.returncode, done.stderr) == (2, "wwctl: WEIGHTWIRE_TLS_CA: /no/ca.crt: No such file or directory\n")
 
 
+@pytest.mark.parametrize("option, content, said", [
+    ("--tls-ca", "", "holds no certificate in PEM"), ("--tls-cert", "key", "holds no certificate in PEM"),
+    ("--tls-key", "certificate", "holds no private key in PEM"), ("--tls-key", "other key", "is not the key of the certificate")])
+def test_a_file_that_holds_something_else_is_named_before_anybody_is_asked(tmp_path, option, content, said):
+    """gRPC would write four lines of its own, and say that nobody listens."""
+    authority = Authority(tmp_path / "ca")
+    own, other = authority.issue("operator", "operator"), authority.issue("other", "operator")
+    files = {"--tls-ca": own.ca, "--tls-cert": own.cert, "--tls-key": own.key}
+    (tmp_path / "empty").write_text("")
+    files[option] = {"": str(tmp_path / "empty"), "key": own.key, "certificate": own.cert, "other key": other.key}[content]
+    with Coordinator() as coordinator:
+        done = run("status", "--address", coordinator.address, *(word for pair in files.items() for word in pair))
+        assert (done.returncode, done.stderr) == (2, f"wwctl: {option}: {files[option]}: {said}\n") and not coordinator.calls
+
+
 def test_the_same_by_the_names_that_other_tools_have(daemon):
     at = ["--address", daemon.grpc]
     assert run("epochs", "--limit", "3", *at) .stdout == run("epochs", "--epochs", "3", *at).stdout
@@ -238,6 +256,21 @@ def fleet(engines: int, errors: int = 0) -> pb.StatusResponse:
     return status
 
 
+def on_a_terminal(columns: int, *words) -> str:
+    """What a command that ends writes to a terminal of so many columns."""
+    main, side = pty.openpty()
+    fcntl.ioctl(side, termios.TIOCSWINSZ, struct.pack("HHHH", 50, columns, 0, 0))
+    command = subprocess.Popen([WWCTL, *words], stdin=subprocess.DEVNULL, stdout=side, stderr=side)
+    os.close(side)
+    seen = b""
+    with contextlib.suppress(OSError):  # of a terminal whose last program has ended
+        while more := os.read(main, 1 << 16):
+            seen += more
+    os.close(main)
+    assert command.wait(60) == 0, seen
+    return seen.decode().replace("\r\n", "\n")
+
+
 @pytest.mark.parametrize("engines", [3, 2000])
 def test_top_fits_80_columns(engines):
     with Coordinator(fleet(engines, errors=2)) as coordinator:
@@ -246,6 +279,26 @@ def test_top_fits_80_columns(engines):
         assert max(map(len, shown.stdout.splitlines())) <= 80
         wide = run("top", "-o", "wide", "--address", coordinator.address)
         assert max(map(len, wide.stdout.splitlines())) > 80
+
+
+def test_a_reason_for_which_there_is_no_room_stands_below_its_row_and_says_all():
+    """In a column of what is left of 80 it would be "aborte…"."""
+    status = fleet(3)
+    reason = "the deadline of transferring passed: rollout-worker-group-of-the-second-zone-00002/0 did not report staged within 30 s"
+    status.epochs[0].phase = types_pb2.EPOCH_PHASE_ABORTED
+    status.epochs[0].why.code, status.epochs[0].why.message = 10, reason
+    status.engines[1].last_error = reason
+    with Coordinator(status) as coordinator:
+        for words, rows in ((("epochs",), 1), (("engines",), 1), (("status",), 2), (("top", "--once"), 2)):
+            text = on_a_terminal(80, *words, "--address", coordinator.address)
+            tables = text[text.index("ENGINE" if words != ("epochs",) else "EPOCH"):]
+            assert max(map(len, tables.splitlines())) <= 80 and "WHY" not in text
+            assert re.sub(r"\s+", " ", text).count(reason) == rows == len(re.findall("^    the deadline", text, re.M)), text
+        text = on_a_terminal(400, "epochs", "--address", coordinator.address).splitlines()
+        assert text[0].endswith("WHY") and text[1].endswith(f"  {reason}"), "there is room"
+        status.epochs[0].why.message = reason * 9
+        lines = on_a_terminal(80, "epochs", "--address", coordinator.address).splitlines()
+        assert lines[4].endswith(" …") and lines[5].startswith("12344 "), "no more than three lines"
 
 
 def test_thousands_of_engines_are_summed_up():
@@ -301,7 +354,12 @@ def test_what_changes_a_job_says_so_and_runs_without_a_terminal():
                 assert shown.stderr.startswith(f"wwctl: job a-job-with-a-long-name at {coordinator.address}: "), shown
     assert "2 engines go from version 12000 back to version 1" in run_dry(status, "rollback", "1")
     assert "1 engine goes from version 12000 back to version 1" in run_dry(fleet(1), "rollback", "1")
-    assert "epoch 12345 (version 12000, committed;" in run_dry(status, "abort", "12345")
+    for command in ("abort", "commit"):
+        said = run_dry(status, command, "12345")
+        assert "epoch 12345 (version 12000, committed;" in said and ") has ended: it stays as it is" in said
+    status.epochs[0].phase = types_pb2.EPOCH_PHASE_STAGED
+    assert "and 1 more" not in run_dry(status, "abort", "12345") and ") is aborted; its version may be tried again" in run_dry(status, "abort", "12345")
+    assert ") is committed: its engines flip" in run_dry(status, "commit", "12345")
     assert "1 rank of rollout-worker-group-of-the-second-zone-00001 is fenced, which serves version 12000" in \
         run_dry(status, "evict", "rollout-worker-group-of-the-second-zone-00001")
 

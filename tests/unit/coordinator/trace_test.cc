@@ -117,7 +117,7 @@ TEST(CoordinatorTrace, TellsAnEpochWhoWasWaitedForAndItsTrace) {
                 {"prepared", 4}, {"published", 2}, {"sourced", 2}, {"staged", 2}, {"swapped", 1}}));
   EXPECT_LT(trace->events[0].at, 0) << "published before the epoch began";
   ASSERT_FALSE(notes.empty());
-  EXPECT_THAT(notes.front().text, HasSubstr("publish begins, try 1, for engine-a"));
+  EXPECT_THAT(notes.front().text, HasSubstr("publish begins, attempt 1, for engine-a"));
   EXPECT_THAT(notes.back().text, HasSubstr("committed after"));
   for (const Note& note : notes) EXPECT_EQ(note.trace_id[15], 0xab) << note.text;
 }
