@@ -10,6 +10,7 @@ ARG BASE=debian:bookworm-20260918-slim@sha256:3783cc01769c7b2b1b83a5c5ad96c81534
 # --build-arg CUDA=…@sha256:….
 ARG CUDA=docker.io/nvidia/cuda:13.0.1-devel-ubuntu22.04
 ARG UCX_VERSION=1.22.0
+ARG WEIGHTWIRE_VERSION=0.1.0
 
 FROM ${BASE} AS build
 RUN apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends \
@@ -53,10 +54,11 @@ COPY --from=build /out /usr/local/bin
 COPY --from=build /package /usr/lib/python3/dist-packages
 COPY deploy/entrypoint.sh /usr/local/bin/weightwire-entrypoint
 COPY LICENSE /usr/share/doc/weightwire/
+ARG WEIGHTWIRE_VERSION
 LABEL org.opencontainers.image.title="weightwire" \
       org.opencontainers.image.description="Moves weights from an RL trainer fleet to a rollout fleet" \
       org.opencontainers.image.licenses="Apache-2.0" \
-      org.opencontainers.image.version="0.1.0"
+      org.opencontainers.image.version="$WEIGHTWIRE_VERSION"
 # Where the source is (a URL), and of what revision; empty where the build was not told.
 ARG WEIGHTWIRE_SOURCE=
 ARG WEIGHTWIRE_REVISION=
@@ -68,10 +70,11 @@ HEALTHCHECK --interval=10s --timeout=12s --start-period=60s CMD ["python3", "-m"
 ENTRYPOINT ["weightwire-entrypoint"]
 
 FROM common AS cpu
+ARG WEIGHTWIRE_VERSION
 RUN apt-get update && DEBIAN_FRONTEND=noninteractive apt-get install -y --no-install-recommends libucx0 \
     && rm -rf /var/lib/apt/lists/*
 RUN --mount=type=bind,from=build,source=/sbom,target=/sbom \
-    sh /sbom/sbom.sh 0.1.0 /sbom/compiled-in > /usr/share/weightwire/sbom.spdx.json
+    sh /sbom/sbom.sh "$WEIGHTWIRE_VERSION" /sbom/compiled-in > /usr/share/weightwire/sbom.spdx.json
 LABEL dev.weightwire.ucx="Debian"
 USER 10001:10001
 
@@ -127,9 +130,10 @@ RUN echo "source ucx $UCX_VERSION $UCX_URL $UCX_SHA256" > /opt/ucx/sources
 
 FROM gpu AS production
 ARG UCX_VERSION
+ARG WEIGHTWIRE_VERSION
 COPY --from=ucx /opt/ucx /opt/ucx
 RUN --mount=type=bind,from=build-gpu,source=/sbom,target=/sbom \
     echo /opt/ucx/lib > /etc/ld.so.conf.d/ucx.conf && ldconfig \
-    && sh /sbom/sbom.sh 0.1.0 /sbom/compiled-in /sbom/cuda /opt/ucx/sources > /usr/share/weightwire/sbom.spdx.json
+    && sh /sbom/sbom.sh "$WEIGHTWIRE_VERSION" /sbom/compiled-in /sbom/cuda /opt/ucx/sources > /usr/share/weightwire/sbom.spdx.json
 LABEL dev.weightwire.ucx="$UCX_VERSION"
 USER 10001:10001
