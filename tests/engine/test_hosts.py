@@ -6,7 +6,6 @@ from __future__ import annotations
 import contextlib
 import json
 import os
-import subprocess
 import sys
 import tempfile
 import threading
@@ -14,94 +13,49 @@ import time
 
 import pytest
 
-from demo.fleet import Daemon
 from tests.engine import rig
 from tests.engine.conftest import BINARIES
 from weightwire import DeadlineError
 
 sys.path.insert(0, str(rig.ROOT / "tests/python"))
 import netns  # noqa: E402
+from two_hosts import MASTER, TwoHosts  # noqa: E402
 
 WHY_NOT = netns.possible()
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=f"no hosts of our own here: {WHY_NOT}")
 
-COORDINATOR, MASTER = 7411, 7412
 # On CPUs vLLM 0.32 makes what stages hand on in the run that warms a compiled model up, and at no other time.
 WARMED_UP = {"enforce_eager": False, "kv_cache_memory_bytes": None, "compilation_config": {"mode": 3, "backend": "eager"}}
 SHAPES = {"tp2": (2, 1, {}), "pp2": (1, 2, WARMED_UP), "dp2": (1, 1, {"data_parallel_size": 2})}
 
 
-class Hosts:
-    """Two hosts with an agent each; the first has the coordinator and the trainer, too."""
-
-    def __init__(self, folder):
-        self._opened = contextlib.ExitStack()
-        self.network = self._opened.enter_context(contextlib.closing(netns.Network(2)))
-        self.first, self.second = self.network.hosts
-        hub = self.first.call(Daemon, str(BINARIES / "weightwired"), str(folder / "first"), "first", role="all", insecure="true",
-                              listen=f"0.0.0.0:{COORDINATOR}", data_listen=f"{self.first.address}:0")
-        self._opened.callback(hub.stop)
-        other = self.second.call(Daemon, str(BINARIES / "weightwired"), str(folder / "second"), "second", role="agent", insecure="true",
-                                 coordinator=f"{self.first.address}:{COORDINATOR}", data_listen=f"{self.second.address}:0")
-        self._opened.callback(other.stop)
-        self.agents = [hub.agent_socket, other.agent_socket]
-        self._folder, self.first_only = folder, folder / "first"
-
-    def add(self, thing):
-        return self._opened.enter_context(contextlib.closing(thing))
-
+class Hosts(TwoHosts):
     def engine(self, model, tp: int, pp: int, **options) -> rig.Engine:
         """Its workers know no agent but that of their own host, by the environment."""
         launch = {"nnodes": 2, "master_addr": self.first.address, "master_port": MASTER} if "data_parallel_size" not in options else {
             "data_parallel_address": self.first.address, "data_parallel_rpc_port": MASTER, "data_parallel_size_local": 1}
         options = {**options, **launch, "pipeline_parallel_size": pp}
-        self._opened.callback(self._start_second(model, tp, options))
-        with _environment(self._of(self.first, 0)):
+        self._start_second(model, tp, options)
+        with _environment(self._of(0)):
             return self.add(self.first.call(rig.Engine, model, tp, **options))
 
-    def _of(self, host: netns.Host, number: int) -> dict[str, str]:
-        return {"WEIGHTWIRE_AGENT_SOCKET": self.agents[number], "VLLM_HOST_IP": host.address, "GLOO_SOCKET_IFNAME": "eth0",
-                "VLLM_CPU_OMP_THREADS_BIND": str(number), "VLLM_CPU_KVCACHE_SPACE": "1"}
+    def _of(self, number: int) -> dict[str, str]:
+        return self.environment(number, "VLLM_CPU_OMP_THREADS_BIND", VLLM_HOST_IP=self.network.hosts[number].address,
+                                VLLM_CPU_KVCACHE_SPACE="1")
 
     def _start_second(self, model, tp, options):
-        """As its operator starts it, on a host that does not see the first one's files; returns what ends it."""
         serve = {**rig.SERVE, **options, "node_rank": 1, "tensor_parallel_size": tp, "weight_transfer_config": {"backend": "weightwire"}}
         if "data_parallel_size" in options:
             serve.pop("node_rank")
             serve["data_parallel_start_rank"] = 1
         words = [word for name, value in serve.items() if value is not None for word in _option(name, value)]
-        command = ["unshare", "--mount", "sh", "-ec", f"mount -t tmpfs none {self.first_only}; exec \"$@\"", "sh",
-                   sys.executable, "-m", "tests.engine.headless", str(model), "--headless", *words]
-        with open(self._folder / "second-engine.log", "a") as log:
-            process = self.second.call(subprocess.Popen, command, env={**os.environ, **self._of(self.second, 1)}, stdout=log,
-                                       stderr=subprocess.STDOUT, cwd=rig.ROOT, start_new_session=True)
-
-        def end():
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, 15)
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                os.killpg(process.pid, 9)
-                process.wait(10)
-        return end
+        self.start_second([sys.executable, "-m", "tests.engine.headless", str(model), "--headless", *words], self._of(1), cwd=rig.ROOT)
 
     def driver(self, engine: rig.Engine, **options):
         return self.add(engine.driver(name="engine", listen=self.first.address, **options))
 
     def trainer(self, model) -> rig.Trainer:
         return self.add(self.first.call(rig.Trainer, self.agents[0], model))
-
-    def cut(self, seconds: float) -> None:
-        """Nothing that one host sends arrives at the other."""
-        self.first.deafen(self.second)
-        self.second.deafen(self.first)
-        time.sleep(seconds)
-        assert self.second.lost() + self.first.lost() > 0, "nothing was on its way"
-        self.network.heal()
-
-    def close(self):
-        self._opened.close()
 
 
 def _option(name: str, value) -> list[str]:
@@ -124,7 +78,7 @@ def _environment(more: dict[str, str]):
 
 @pytest.fixture
 def hosts(tmp_path):
-    with contextlib.closing(Hosts(tmp_path)) as opened:
+    with contextlib.closing(Hosts(tmp_path, BINARIES / "weightwired")) as opened:
         yield opened
 
 

@@ -4,15 +4,12 @@ those that it gave when it had loaded the same checkpoint by itself, from disk, 
 import contextlib
 import json
 import os
-import signal
 import subprocess
 import sys
 import threading
-import time
 
 import pytest
 from conftest import BINARIES, ROOT
-from demo.fleet import Daemon
 from safetensors.torch import load_file
 from test_engine import ENGINE, HERE, Host, checkpoint, said  # noqa: F401  a fixture
 
@@ -21,73 +18,32 @@ from weightwire import Client
 
 sys.path.insert(0, str(ROOT / "tests/python"))
 import netns  # noqa: E402
+from two_hosts import MASTER, TwoHosts  # noqa: E402
 
 WHY_NOT = netns.possible()
 pytestmark = pytest.mark.skipif(bool(WHY_NOT), reason=f"no hosts of our own here: {WHY_NOT}")
-COORDINATOR, MASTER = 7411, 7412
 
 
-class Fleet:
-    """A trainer, the coordinator and the engine's first rank on one host; its second rank on another, which sees no file of the agents there."""
+class Fleet(TwoHosts):
+    """A trainer, the coordinator and the engine's first rank on one host; its second rank on the other one."""
 
-    def __init__(self, folder, model):
-        self._opened = contextlib.ExitStack()
-        self._folder = folder
-        self.network = self._opened.enter_context(contextlib.closing(netns.Network(2)))
-        self.first, self.second = self.network.hosts
-        hub = self.first.call(Daemon, str(BINARIES / "weightwired"), str(folder / "first"), "first", role="all", insecure="true",
-                              listen=f"0.0.0.0:{COORDINATOR}", data_listen=f"{self.first.address}:0")
-        self._opened.callback(hub.stop)
-        other = self.second.call(Daemon, str(BINARIES / "weightwired"), str(folder / "second"), "second", role="agent", insecure="true",
-                                 coordinator=f"{self.first.address}:{COORDINATOR}", data_listen=f"{self.second.address}:0")
-        self._opened.callback(other.stop)
-        self.agents = [hub.agent_socket, other.agent_socket]
-        self._opened.callback(self._start_second(model))
-        options = self._options(0)
-        self.engine = self._opened.enter_context(contextlib.closing(
-            self.first.call(Host, model, 2, env=self._environment(self.first, 0), **options)))
+    def start(self, model):
+        # SGLang takes ranks that see one /dev/shm for ranks of one host, and lets them talk over its loopback.
+        self.start_second([sys.executable, str(HERE / "engine_host.py"), str(model), "2", json.dumps(self._options(1))],
+                          self._environment(1), "mount -t tmpfs none /dev/shm", stdin=subprocess.PIPE)
+        self.engine = self.add(self.first.call(Host, model, 2, env={**os.environ, **self._environment(0)}, **self._options(0)))
 
     def _options(self, node):
         return {"nnodes": 2, "node_rank": node, "dist_init_addr": f"{self.first.address}:{MASTER}"}
 
-    def _environment(self, host, number):
-        """An agent's socket is named by its host's environment alone: a ticket is one for all."""
-        return {**os.environ, "WEIGHTWIRE_AGENT_SOCKET": self.agents[number], "SGLANG_HOST_IP": host.address, "GLOO_SOCKET_IFNAME": "eth0",
-                "SGLANG_CPU_OMP_THREADS_BIND": str(number)}
-
-    def _start_second(self, model):
-        """SGLang takes ranks that see one /dev/shm for ranks of one host, and lets them talk over its loopback."""
-        alone = f"mount -t tmpfs none {self._folder / 'first'}; mount -t tmpfs none /dev/shm; exec \"$@\""
-        command = ["unshare", "--mount", "sh", "-ec", alone, "sh", sys.executable,
-                   str(HERE / "engine_host.py"), str(model), "2", json.dumps(self._options(1))]
-        with open(self._folder / "second-engine.log", "a") as log:
-            process = self.second.call(subprocess.Popen, command, env=self._environment(self.second, 1), stdin=subprocess.PIPE, stdout=log,
-                                       stderr=subprocess.STDOUT, start_new_session=True)
-
-        def end():
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(process.pid, signal.SIGKILL)
-            process.wait(20)
-        return end
-
-    def add(self, thing):
-        return self._opened.enter_context(contextlib.closing(thing))
-
-    def cut(self, seconds):
-        """Nothing that one host sends arrives at the other."""
-        self.first.deafen(self.second)
-        self.second.deafen(self.first)
-        time.sleep(seconds)
-        assert self.second.lost() + self.first.lost() > 0, "nothing was on its way"
-        self.network.heal()
-
-    def close(self):
-        self._opened.close()
+    def _environment(self, number):
+        return self.environment(number, "SGLANG_CPU_OMP_THREADS_BIND", SGLANG_HOST_IP=self.network.hosts[number].address)
 
 
 @pytest.fixture
 def fleet(tmp_path, checkpoint):  # noqa: F811
-    with contextlib.closing(Fleet(tmp_path, checkpoint(0))) as opened:
+    with contextlib.closing(Fleet(tmp_path, BINARIES / "weightwired")) as opened:
+        opened.start(checkpoint(0))
         yield opened
 
 
@@ -100,7 +56,7 @@ def test_versions_reach_the_ranks_on_both_hosts_and_a_network_that_is_away_stops
     assert len({str(answers) for answers in want.values()}) == 3
     now.update(load_file(f"{checkpoint(1)}/model.safetensors"))
     trainer = fleet.add(fleet.first.call(weightwire.torch.Publisher, lambda: now.items(), rank=0, world_size=1, agent=fleet.agents[0]))
-    client = fleet.add(fleet.first.call(Client, f"{fleet.first.address}:{COORDINATOR}"))
+    client = fleet.add(fleet.first.call(Client, fleet.coordinator))
 
     def publish(version, seed):
         now.clear()
