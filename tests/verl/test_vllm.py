@@ -159,16 +159,20 @@ def test_a_worker_that_fails_while_it_loads_ends_the_update_with_its_reason(run,
     run(scenario)
 
 
-def test_a_worker_that_hangs_ends_the_update_at_its_deadline(run, path, monkeypatch):
+@pytest.mark.parametrize("method", ["_update_weights", "update_weights_from_ipc"])
+def test_a_worker_that_hangs_ends_the_update_at_its_deadline(run, path, monkeypatch, method):
+    """Before the first bucket is loaded, and once all are."""
     async def scenario(rig):
-        hangs, original = threading.Event(), Worker._update_weights
+        hangs, original = threading.Event(), getattr(Worker, method)
 
         def late(self, *args, **kwargs):
+            if method == "_update_weights":
+                hangs.wait(60)
+            original(self, *args, **kwargs)
             hangs.wait(60)
-            return original(self, *args, **kwargs)
 
         with monkeypatch.context() as broken:
-            broken.setattr(Worker, "_update_weights", late)
+            broken.setattr(Worker, method, late)
             broken.setattr(verl_plugin, "SILENCE_SECONDS", 3.0)
             _, received = await asyncio.wait_for(rig.update(1), 40)
             assert isinstance(received, DeadlineError)

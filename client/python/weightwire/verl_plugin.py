@@ -53,17 +53,19 @@ def parameters(call: Any) -> list[str]:
 
 
 def bound_receiver() -> None:
-    """Idempotent. Where verl's receiver is another one than verl 0.9's it is left as it is, with a warning."""
+    """Idempotent: the wait has a bound, and a receiver that failed leaves no socket behind, which would take the next sender's words.
+    Where verl's receiver is another one than verl 0.9's it is left as it is, with a warning."""
     try:
         from verl.workers.rollout.vllm_rollout import bucketed_weight_transfer as transfer
     except (ImportError, ValueError) as error:  # ValueError: verl's word for a vLLM that it does not know
         logger.debug("weightwire: verl's vLLM adapter is not there: %s", error)
         return
     receiver: Any = getattr(transfer, "BucketedWeightReceiver", None)
-    if parameters(receiver) != ["zmq_handle", "device", "use_shm"] or parameters(getattr(receiver, "_init_socket", None)) != ["self"]:
+    calls = [parameters(getattr(receiver, name, None)) for name in ("_init_socket", "_cleanup")]
+    if parameters(receiver) != ["zmq_handle", "device", "use_shm"] or calls != [["self"], ["self"]]:
         logger.warning("weightwire: this verl has another BucketedWeightReceiver: its workers wait for a sender without an end")
     elif not hasattr(receiver._init_socket, "__wrapped__"):
-        receiver._init_socket = _bounded(receiver._init_socket)
+        receiver._init_socket, receiver._cleanup = _bounded(receiver._init_socket), _closing(receiver._cleanup)
 
 
 def _bounded(original: Callable[[Any], None]) -> Callable[[Any], None]:
@@ -77,6 +79,22 @@ def _bounded(original: Callable[[Any], None]) -> Callable[[Any], None]:
         self.socket = Bounded(self.socket, wait)
 
     return _init_socket
+
+
+def _closing(original: Callable[[Any], None]) -> Callable[[Any], None]:
+    @functools.wraps(original)
+    def _cleanup(self: Any) -> None:
+        try:
+            original(self)
+        except BufferError as error:  # tensors in the bucket are seen from the error that is on its way: the memory goes with it
+            logger.warning("weightwire: a bucket of weights is still in use: %s", error)
+            self.shm = None
+        finally:
+            socket, self.socket = self.socket, None
+            if socket is not None:
+                socket.close()
+
+    return _cleanup
 
 
 # The first is set by verl's vLLM server for its workers, the other one by who wants the bound.

@@ -42,6 +42,10 @@ def changed() -> list[str]:
     return [name for name, (call, names) in wanted.items() if parameters(call) != names]
 
 
+def _late(what: str) -> errors.DeadlineError:
+    return errors.DeadlineError(what, code="DEADLINE_EXCEEDED", reason="deadline_exceeded", remedy="its log says what it does")
+
+
 class Sender(transfer.BucketedWeightSender):  # type: ignore[misc]
     """Sends `named` to vLLM's worker of this rank, in a bucket in which the largest of them fits. DeadlineError at `until`
     (time.monotonic); AbortedError once `failed` is set."""
@@ -61,8 +65,7 @@ class Sender(transfer.BucketedWeightSender):  # type: ignore[misc]
             if self._failed.is_set():
                 raise errors.AbortedError("vLLM's worker failed while it loaded the version", code="ABORTED", reason="member_lost")
             if time.monotonic() > self._until:
-                raise errors.DeadlineError("vLLM's worker did not take the version in time", code="DEADLINE_EXCEEDED",
-                                           reason="deadline_exceeded", remedy="its log says what it does")
+                raise _late("vLLM's worker did not take the version in time")
 
     def send(self) -> None:
         """To be called in a thread: verl's sender blocks."""
@@ -118,7 +121,10 @@ class WeightwireAdapter(vllm_rollout.ServerAdapter):  # type: ignore[misc]
                 await loaded  # its error says why
             raise errors_of_senders[0]
         if loaded is not None:
-            await asyncio.wait_for(loaded, max(0.0, until - time.monotonic()))
+            done, _ = await asyncio.wait([loaded], timeout=max(0.0, until - time.monotonic()))
+            if not done:
+                raise _late("vLLM did not end loading the version in time")
+            await loaded
 
     def _handles_of_node(self) -> list[str]:
         """As verl names them: of every worker of this replica on this node, this one's first."""
