@@ -225,7 +225,7 @@ def test_of_the_workers_on_one_node_one_holds_the_model_and_sends_to_all(daemon,
             thread.join()
 
     async def scenario():
-        job = Job(daemon, lambda rank: iter(sent.items()), stage="node", adapter="weightwire")
+        job = Job(daemon, lambda rank: iter(sent.items()), stage="node")
         config = vllm_model.rollout_config(vllm_model.checkpoint_config(), tp=2)
         for rank in (0, 1):
             monkeypatch.setenv("RANK", str(rank))

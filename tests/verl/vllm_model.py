@@ -47,4 +47,4 @@ def checkpoint_config(**options):
     from verl.workers.config import CheckpointEngineConfig
 
     return CheckpointEngineConfig(backend="weightwire", custom_backend_module="weightwire.verl", update_weights_bucket_megabytes=1,
-                                  engine_kwargs={"weightwire": {"adapter": "weightwire", **options}})
+                                  engine_kwargs={"weightwire": options})

@@ -60,7 +60,7 @@ class WeightwireCheckpointEngine(CheckpointEngineWithCache):  # type: ignore[mis
     keep:        patterns of names (fnmatch) that `dtype` does not touch, as ["*.mlp.gate.weight"]
     stage:       "worker": each rollout worker's agent holds two buffers of the model. "node": that of the first worker of a replica
                  on each node alone, which sends to the engine's workers beside the others, too; vLLM only
-    adapter:     of rollouts by vLLM: "verl", or "weightwire": weightwire.verl.vllm, which stage "node" needs
+    adapter:     of rollouts by vLLM: "weightwire": weightwire.verl.vllm, which stage "node" needs; "verl": verl's own
     host:        where this actor rank is reached by rollout workers; default: Ray's address of the node
     """
 
@@ -68,7 +68,7 @@ class WeightwireCheckpointEngine(CheckpointEngineWithCache):  # type: ignore[mis
                  coordinator: str | None = None, agent: str | None = None, job: str = "", deadline: float = 300.0,
                  failures_max: int = 3, host: str | None = None, device: str | None = None,
                  delta: DeltaMode = None, dtype: str | None = None, keep: Sequence[str] = (),
-                 stage: str = "worker", adapter: str = "verl"):
+                 stage: str = "worker", adapter: str = "weightwire"):
         if route not in ROUTES:
             raise ValueError(f"route {route!r} is none of {ROUTES}")
         if route == "shards" and dtype is not None:

@@ -1,8 +1,8 @@
 """verl's vLLM adapter for versions of weightwire. vLLM is told of an update once the whole version lies on this host; a tensor may be
 larger than verl's bucket; the sender does not wait for vLLM's worker without an end (weightwire.verl_plugin: nor the other way round).
 
-`engine_kwargs.weightwire.adapter: weightwire` puts this module's ServerAdapter in the place of verl's in verl's registry of rollouts. Where verl has not what it
-builds on, ServerAdapter is verl's own, which has the limits that docs/verl.md names.
+This module's ServerAdapter takes the place of verl's in verl's registry of rollouts, but with `engine_kwargs.weightwire.adapter: verl`.
+Where verl has not what it builds on, ServerAdapter is verl's own, which has the limits that docs/verl.md names.
 """
 
 from __future__ import annotations
