@@ -9,7 +9,6 @@ import os
 import sys
 import tempfile
 import threading
-import time
 
 import pytest
 
