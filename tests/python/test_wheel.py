@@ -73,7 +73,7 @@ def test_there_is_one_version():
              "package": in_file("client/python/weightwire/__init__.py", r'^__version__ = "(.+)"'),
              "chart": in_file("helm/weightwire/Chart.yaml", r"^version: (\S+)"),
              "app": in_file("helm/weightwire/Chart.yaml", r'^appVersion: "?([^"\s]+)'),
-             "image": in_file("Dockerfile", r'image\.version="([^"]+)"') | in_file("Dockerfile", r"sbom\.sh (\d\S+)")}
+             "image": in_file("Dockerfile", r"^ARG WEIGHTWIRE_VERSION=(\S+)")}
     assert found == {place: {version} for place in found}
 
 
