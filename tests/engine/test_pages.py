@@ -121,6 +121,79 @@ def test_a_rank_that_gives_room_is_interrupted_only_where_the_engine_is_paused(i
     assert made._interrupted is interrupted
 
 
+class Follower:
+    """The follower of `engine` is held before it waits for an event, or after it has one; `told` is what it says to the driver."""
+
+    def __init__(self, engine):
+        self.told, self._subscriber, self._wait = [], engine._subscriber, engine._subscriber.wait_event
+        self._held, self._go = threading.Event(), threading.Event()
+        self._go.set()
+        self._where, self._subscriber.wait_event, engine._link.send = "", self._waits, self.told.append
+
+    def _waits(self, seconds):
+        event = None
+        for where in ("before", "after"):
+            if self._where == where and (where == "before" or event is not None):
+                self._held.set()
+                assert self._go.wait(30)
+            if where == "before":
+                event = self.event = self._wait(0.05)
+        return event
+
+    def hold(self, where):
+        self._held.clear()
+        self._go.clear()
+        self._where = where
+
+    def wait_held(self):
+        assert self._held.wait(30)
+
+    def go(self):
+        self._where = ""
+        self._go.set()
+
+    def words(self):
+        return [f"offer {word['offer']['version']}" if "offer" in word else next(iter(word)) for word in self.told]
+
+
+def test_a_fence_is_told_before_the_offer_that_came_after_it(stack, engine, registered):
+    """Else the driver would take the engine for fenced, until its next version."""
+    publisher, follower = stack.add(Publisher(rank=0, world_size=1, agent=stack.agent)), Follower(engine)
+    publisher.bind_boxes(LAYOUT)["w"][...] = 1
+    subscriber = engine._subscriber
+
+    def take(version):
+        until("it is told", lambda: follower.words() and follower.words()[-1] == f"offer {version}")
+        offer = engine._pending
+        subscriber.flip(offer)
+        subscriber.acknowledge(offer)
+        return offer
+    publisher.publish(1)
+    first = take(1)
+    follower.hold("before")
+    follower.wait_held()
+    subscriber.fail(first, "for a test")
+    until("it is attached again", lambda: subscriber.last_fence and subscriber._session.attached and subscriber._buffers)
+    publisher.publish(2)
+    until("a version waits", lambda: [e for e in list(subscriber._events) if e.version == 2])
+    follower.go()
+    take(2)
+    assert follower.words()[:2] == ["offer 1", "fenced"] and follower.words().count("fenced") == 1
+
+    follower.told.clear()
+    follower.hold("after")
+    publisher.publish(3)
+    follower.wait_held()
+    fence, void = subscriber.last_fence, follower.event
+    subscriber.fail(void, "for a test")
+    until("the offer that it has is void", lambda: subscriber.last_fence is not fence and subscriber._session.attached and subscriber._buffers)
+    follower.go()
+    publisher.publish(4)
+    take(4)
+    assert follower.words()[0] == "fenced" and follower.words().count("fenced") == 1
+    assert void.epoch not in [word["offer"]["epoch"] for word in follower.told if "offer" in word]
+
+
 def test_who_followed_a_subscriber_that_is_closed_touches_nothing_of_its_successor(stack, engine, registered):
     """Its thread may look once more when an engine was initialised again, and then sees that its own session has ended."""
     old, looked, look = engine._subscriber, threading.Event(), threading.Event()

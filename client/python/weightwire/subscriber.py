@@ -224,10 +224,10 @@ class Subscriber:
         with self._lock:
             return self._events.popleft() if self._lock.wait_for(lambda: self._events, timeout) else None
 
-    def is_current(self, offer: Offer) -> bool:
-        """False once this incarnation was fenced: the offer is void, and comes again."""
+    def is_current(self, event: Offer | RoomWanted) -> bool:
+        """False once this incarnation was fenced: the offer, or the wish, is void, and comes again."""
         with self._lock:
-            return offer.generation == self._generation
+            return event.generation == self._generation
 
     def make_room(self, wanted: RoomWanted) -> None:
         """Gives the served version up: its bytes may change from now on. `serving` is None until the next flip.

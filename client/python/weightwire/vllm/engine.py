@@ -214,27 +214,28 @@ class WeightwireEngine(WeightTransferEngine[Settings, Ticket]):
         return Device(self._gpu) if self._gpu is not None else None
 
     def _follow(self, subscriber: Subscriber, link: Link, closed: threading.Event) -> None:
-        told = fenced = None
+        told = None
         while True:
-            event = subscriber.wait_event(0.5)
+            event, fence = subscriber.wait_event(0.5), subscriber.last_fence
+            if event is not None and not subscriber.is_current(event):
+                event = None  # void, and comes again: what is not came after `fence`
             with self._lock:
                 if closed.is_set():  # what is here now may be of its successor
                     return
-                if subscriber.last_fence is not fenced:  # before an offer of the buffers that come in their place
-                    fenced = subscriber.last_fence
+                if fence is not told:  # before an offer of the buffers that come in their place
                     self._let_go()
                 if isinstance(event, Offer):
                     self._pending = event
                 elif event is not None:
                     self._room = event
+            if fence is not told:  # before the offer that ends it: the driver takes what comes last for what is
+                told = fence
+                link.send({"fenced": str(told)})
             if isinstance(event, Offer):
                 link.send({"offer": {"epoch": event.epoch, "version": event.version, "lineage": event.lineage,
                                      "leader": event.leader}})
             elif event is not None:
                 link.send({"room": {"epoch": event.epoch, "version": event.version}})
-            elif subscriber.last_fence is not told:
-                told = subscriber.last_fence
-                link.send({"fenced": str(told)})
 
     # ---- questions of the driver
 
