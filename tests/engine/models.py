@@ -15,6 +15,7 @@ KINDS = {
     # Qwen2.5-0.5B: 988 MB
     "qwen2.5-0.5b": ("Qwen2Config", dict(vocab_size=151936, hidden_size=896, intermediate_size=4864, num_hidden_layers=24,
                                          num_attention_heads=14, num_key_value_heads=2, tie_word_embeddings=True)),
+    "qwen3": ("Qwen3Config", dict(intermediate_size=512, head_dim=32, tie_word_embeddings=False)),
     "qwen2-tied": ("Qwen2Config", dict(intermediate_size=704, tie_word_embeddings=True)),
     "qwen3-moe": ("Qwen3MoeConfig", dict(intermediate_size=512, moe_intermediate_size=128, num_experts=8, head_dim=32,
                                          num_experts_per_tok=2, decoder_sparse_step=1, norm_topk_prob=True,

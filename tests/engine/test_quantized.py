@@ -71,12 +71,29 @@ def library_file(folder: Path, out: Path, weights: dict, activations: dict | Non
     return out
 
 
-def quantized(checkpoint, tmp_path, format: str) -> dict[int, Path]:
+def quantized(checkpoint, tmp_path, format: str, kind: str = KIND) -> dict[int, Path]:
     """seed -> the checkpoint of that seed as weightwire converts it."""
     own = {seed: tmp_path / f"own-{seed}" for seed in (0, 1)}
     for seed, folder in own.items():
-        quantizing.quantize(checkpoint(KIND, seed), folder, "hf", format)
+        quantizing.quantize(checkpoint(kind, seed), folder, "hf", format)
     return own
+
+
+def block_file(folder: Path, of: Path, out: Path) -> Path:
+    """The weights of `folder` as DeepSeek's weight_quant makes them (blocks of 128 × 128, amax / 448), beside the configuration of `of`."""
+    import torch
+    from safetensors.torch import load_file, save_file
+    made = {}
+    for name, tensor in load_file(folder / "model.safetensors").items():
+        made[name] = tensor
+        if name.endswith("_proj.weight"):
+            blocks = tensor.float().unflatten(1, (-1, 128)).unflatten(0, (-1, 128))  # [rows, 128, columns, 128]
+            scale = blocks.abs().amax((1, 3)) / 448
+            made[name] = (blocks / scale[:, None, :, None]).to(torch.float8_e4m3fn).reshape(tensor.shape)
+            made[name.replace(".weight", ".weight_scale_inv")] = scale
+    shutil.copytree(of, out, ignore=shutil.ignore_patterns("*.safetensors*"))
+    save_file(made, out / "model.safetensors", metadata={"format": "pt"})
+    return out
 
 
 def state_of(engine) -> tuple:
@@ -112,6 +129,32 @@ def test_a_trainers_floats_answer_as_the_librarys_file(format, checkpoint, tmp_p
     with contextlib.closing(rig.Trainer(stack.agent, own[0])) as trainer:
         publish(trainer, driver, 3, own[0])
         assert state_of(engine) == before
+
+
+@pytest.mark.parametrize("mode", ["fused", "hf_sharded"])
+@pytest.mark.parametrize("kind", ["qwen3", "qwen3-moe"])
+def test_fp8_in_blocks_answers_as_a_file_of_it(kind, mode, checkpoint, tmp_path, stack):
+    import torch
+    if not torch.cpu._is_amx_tile_supported():
+        pytest.skip("vLLM runs fp8 in blocks on CPUs with AMX only")
+    own = quantized(checkpoint, tmp_path, "fp8-block", kind)
+    files = [block_file(checkpoint(kind, seed), own[seed], tmp_path / f"file-{seed}") for seed in (0, 1)]
+    for seed, file in enumerate(files):
+        theirs, made = read(file), read(own[seed])
+        assert made.keys() == theirs.keys() and any("weight_scale_inv" in name for name in made)
+        assert [name for name, (meta, data) in theirs.items() if made[name][0] != meta or made[name][1].tobytes() != data.tobytes()] == []
+    with contextlib.closing(rig.Engine(files[1], **INSPECT)) as fresh:
+        want = state_of(fresh)
+    engine = stack.add(rig.Engine(files[0], **INSPECT))
+    before = state_of(engine)
+    assert before[0] != want[0]
+    driver = stack.add(engine.driver(name="engine", agent=stack.agent, mode=mode))
+    assert [told["mode"] for told in driver.init()] == [mode]
+    # A trainer of floats, and one that holds what was quantized already.
+    for version, (source, wanted) in enumerate(((checkpoint(kind, 1), want), (files[0], before)), 1):
+        with contextlib.closing(rig.Trainer(stack.agent, source)) as trainer:
+            publish(trainer, driver, version, source)
+            assert state_of(engine) == wanted
 
 
 @pytest.mark.parametrize("format, mode", [("int4-32-compressed-tensors", "fused"), ("fp8-channel", "hf_sharded")])
