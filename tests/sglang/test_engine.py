@@ -5,8 +5,10 @@ import contextlib
 import json
 import os
 import pathlib
+import signal
 import subprocess
 import sys
+from concurrent.futures import ThreadPoolExecutor
 
 import pytest
 from conftest import BINARIES
@@ -41,6 +43,10 @@ class Host:
         answer = self.ask(do, **arguments)
         assert "error" not in answer, answer
         return answer["answer"]
+
+    @property
+    def pid(self):
+        return self._process.pid
 
     def close(self):
         self._process.stdin.close()
@@ -157,3 +163,44 @@ def test_versions_requests_in_flight_and_one_that_does_not_come(tp, checkpoint, 
         assert said(host("answers", afresh=True)) == want[1]
         assert host("from_disk", model=checkpoint(2))[0]
         assert got["tokens"][:cut] == host("continued", prompt=[5, 6, 7], tokens=cut)["tokens"]
+
+
+def test_two_engines_get_each_version_together_and_one_that_is_killed_holds_nothing_up(checkpoint, daemon):
+    now = load_file(f"{checkpoint(1)}/model.safetensors")
+    names = [ENGINE, "engine-b"]
+    with contextlib.ExitStack() as opened:
+        hosts = [opened.enter_context(contextlib.closing(Host(checkpoint(0), 1, env={**os.environ, "SGLANG_CPU_OMP_THREADS_BIND": str(core)})))
+                 for core in (0, 1)]
+        want = {}
+        for seed in (1, 2, 0):
+            assert hosts[0]("from_disk", model=checkpoint(seed))[0]
+            want[seed] = said(hosts[0]("answers"))
+        client = opened.enter_context(Client(daemon.grpc))
+        trainer = opened.enter_context(weightwire.torch.Publisher(lambda: now.items(), rank=0, world_size=1, agent=daemon.agent_socket))
+
+        def update(who, version):
+            hosts[who]("update", engine=names[who], checkpoint=checkpoint(0), version=version, agent=daemon.agent_socket, deadline=120)
+
+        def publish(version, seed):
+            now.clear()
+            now.update(load_file(f"{checkpoint(seed)}/model.safetensors"))
+            return trainer.publish(version)
+        for who in (0, 1):  # each engine takes part from its first ticket on
+            release = publish(1 + who, 1)
+            update(0, 1 + who)
+        update(1, 2)
+        for version, seed in enumerate((2, 1), 3):
+            release = publish(version, seed)
+            with ThreadPoolExecutor(2) as both:
+                list(both.map(lambda who: update(who, version), (0, 1)))
+            release.wait_released(60)
+            assert [said(host("answers")) for host in hosts] == [want[seed]] * 2, f"version {version}"
+            (epoch,) = [e for e in client.status().epochs if e.version == version and e.kind == "publish"]
+            assert (epoch.phase, sorted(epoch.engines), epoch.attempt) == ("committed", names, 1)
+
+        release = publish(5, 2)
+        os.killpg(hosts[1].pid, signal.SIGKILL)
+        update(0, 5)
+        release.wait_released(60)
+        assert said(hosts[0]("answers")) == want[2]
+        assert client.status().committed_version == 5
