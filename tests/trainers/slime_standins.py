@@ -70,6 +70,12 @@ class SglangServer:
         weightwire.sglang.load(self, pickle.loads(base64.b64decode(serialized_named_tensors[0])))
         return {"success": True, "message": "Success"}
 
+    def named_parameters(self):
+        return self.tensors.items()
+
+    def parameters(self):
+        return iter(self.tensors.values())
+
     def load_weights(self, pairs):
         for name, tensor in pairs:
             if self.fail_loading:

@@ -596,12 +596,14 @@ class _Own(_Form):
 
 def _spec(world_size: int) -> str:
     """The engine's layout in weightwire's words. RefusedError where its words are not known."""
-    from sglang.srt.runtime_context import get_parallel
-    parallel = get_parallel()
-    tp, pp = int(parallel.tp_size), int(parallel.pp_size)
-    if tp * pp != world_size or int(parallel.dp_size) != 1 or int(parallel.ep_size) != 1:
-        raise errors.RefusedError(f"dp {parallel.dp_size}, ep {parallel.ep_size} of {world_size} ranks is not tried",
-                                  code="UNIMPLEMENTED")
+    try:
+        from sglang.srt.runtime_context import get_parallel
+        parallel = get_parallel()
+        tp, pp, dp, ep = (int(size) for size in (parallel.tp_size, parallel.pp_size, parallel.dp_size, parallel.ep_size))
+    except (ImportError, AttributeError) as error:  # of another version
+        raise errors.RefusedError(f"this SGLang does not say how its ranks share the model: {error}", code="UNIMPLEMENTED") from error
+    if tp * pp != world_size or dp != 1 or ep != 1:
+        raise errors.RefusedError(f"dp {dp}, ep {ep} of {world_size} ranks is not tried", code="UNIMPLEMENTED")
     return f"sglang:tp{tp}" + (f",pp{pp}" if pp > 1 else "")
 
 
