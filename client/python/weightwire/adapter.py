@@ -277,6 +277,11 @@ class LivePublisher:
         """As Publisher.committed."""
         return self._publisher.committed
 
+    @property
+    def committed_lineage(self) -> int:
+        """As Publisher.committed_lineage."""
+        return self._publisher.committed_lineage
+
     def publish(self, version: int, *, deadline: float = 120.0, manual_commit: bool = False, verify: bool = False) -> Release:
         """Copies the parameters as they are now and publishes them as `version` (greater than the last one).
 

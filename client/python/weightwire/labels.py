@@ -22,8 +22,8 @@ class Span:
 
 
 def label(version: int, lineage: int = 1) -> str:
-    """What an engine is told: "7", or "2/7" where a trainer that went back to an earlier step publishes 7 again. Lineage 0: not known, and not told."""
-    return str(version) if lineage <= 1 else f"{lineage}/{version}"
+    """What an engine is told: "7", or "2/7" where a trainer that went back to an earlier step publishes 7 again."""
+    return str(version) if lineage == 1 else f"{lineage}/{version}"
 
 
 def spans(completion: Any) -> tuple[Span, ...]:

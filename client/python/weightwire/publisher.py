@@ -318,6 +318,11 @@ class Publisher:
         number here (an agent that knows no lineages)."""
         return self._session.floor
 
+    @property
+    def committed_lineage(self) -> int:
+        """Of `committed`. An agent that knows no lineages has the first one alone."""
+        return self._session.lineage or _FIRST_LINEAGE
+
     def _lineage_for(self, version: int, wanted: Lineage) -> int:
         newest = self._session.lineage
         if wanted is None:

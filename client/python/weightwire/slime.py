@@ -193,7 +193,8 @@ class WeightUpdater:
     def _send(self, engines: Mapping[str, Any], version: int, catch_up: bool = False) -> dict[str, str]:
         """Tickets; for version 0 engines only join, and keep their cache. What went wrong, by engine."""
         arguments: dict[str, dict[str, Any]] = {}
-        lineage = self._publisher.lineage if version and self._publisher else 1
+        # Before this trainer's first version what travels is what another one had committed.
+        lineage = self._publisher.lineage or self._publisher.committed_lineage if version and self._publisher else 1
         for name in engines:
             order = ticket(name, self._args.hf_checkpoint, version, agent=self._agent, job=self._job,
                            deadline=self._left(), catch_up=catch_up,
